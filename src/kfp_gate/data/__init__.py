@@ -1,0 +1,1 @@
+"""Datasets: sources, groups, splits, coverage, manifests, local copies."""

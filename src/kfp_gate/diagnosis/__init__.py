@@ -1,0 +1,1 @@
+"""Reads timelines and says what held a run back."""

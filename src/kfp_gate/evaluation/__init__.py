@@ -1,0 +1,1 @@
+"""Predictions to compact records to metrics; the same code in training and in the gate."""

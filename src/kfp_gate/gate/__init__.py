@@ -1,0 +1,1 @@
+"""Criteria, verdicts, waivers and the report."""

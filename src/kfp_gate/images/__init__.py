@@ -1,0 +1,1 @@
+"""Image names, locks and import checks."""

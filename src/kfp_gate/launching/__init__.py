@@ -1,0 +1,1 @@
+"""Start the ranks, follow them, explain how they ended."""

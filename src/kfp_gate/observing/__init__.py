@@ -1,0 +1,1 @@
+"""What a process records of itself: timeline, phases, memory, sampler."""

@@ -1,0 +1,1 @@
+"""Everything that can be known to fail later, checked now."""

@@ -1,0 +1,1 @@
+"""The model registry and the pipeline's record in MLflow."""

@@ -1,0 +1,1 @@
+"""The worker that runs on every rank."""
