@@ -5,11 +5,42 @@ was expected, where, and the next step. Messages never hold a secret, and an `In
 traceback: the reader has to change an input, not to read our code.
 """
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 LISTED_PROBLEMS = 20
 """How many problems of one kind a message lists before it only counts the rest."""
+
+_SECRET_VARIABLE = re.compile(r"TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIAL|API_?KEY|ACCESS_KEY|WEBHOOK", re.IGNORECASE)
+_USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
+_SHORTEST_SECRET = 4
+
+
+def hide_secrets(text: str) -> str:
+    """`text` without user names and passwords in URIs, and without the value of any secret in the environment.
+
+    A value counts as secret by the name of its variable (token, password, secret, credential, key, webhook); those
+    below four characters are left, since they would blank out half of any text.
+
+    >>> hide_secrets("https://user:pass@host/path")
+    'https://***@host/path'
+    """
+    text = _USER_INFO.sub("***@", text)
+    secrets = [
+        value
+        for name, value in os.environ.items()
+        if len(value) >= _SHORTEST_SECRET and _SECRET_VARIABLE.search(name) and not _is_path(value)
+    ]
+    for value in sorted(secrets, key=len, reverse=True):
+        text = text.replace(value, "***")
+    return text
+
+
+def _is_path(value: str) -> bool:
+    """Variables such as AWS_WEB_IDENTITY_TOKEN_FILE name a file: that is where to look, not the secret."""
+    return value.startswith("/")
 
 
 @dataclass(frozen=True)
@@ -36,12 +67,13 @@ class KfpGateError(Exception):
     def __init__(
         self, found: str, *, expected: str, where: str, next_step: str, problems: Sequence[Problem] = ()
     ) -> None:
-        self.found = found
-        self.expected = expected
-        self.where = where
-        self.next_step = next_step
-        self.problems = tuple(problems)
-        super().__init__(found)
+        # Whatever a library put into its own message, a secret ends here: errors go to logs, tags and webhooks.
+        self.found = hide_secrets(found)
+        self.expected = hide_secrets(expected)
+        self.where = hide_secrets(where)
+        self.next_step = hide_secrets(next_step)
+        self.problems = tuple(Problem(hide_secrets(p.where), hide_secrets(p.found)) for p in problems)
+        super().__init__(self.found)
 
     def __str__(self) -> str:
         lines = [f"found:     {self.found}"]
@@ -59,17 +91,17 @@ class KfpGateError(Exception):
         return (_rebuild, (type(self), self.found, self.expected, self.where, self.next_step, self.problems))
 
 
-class InvalidInput(KfpGateError):
+class InvalidInput(KfpGateError):  # noqa: N818  # named for who has to act
     """The caller must change something. A retry with the same input fails again. Exit code 2."""
 
     exit_code = 2
 
 
-class Unavailable(KfpGateError):
+class Unavailable(KfpGateError):  # noqa: N818  # named for who has to act
     """A service did not answer, after retries with backoff. The same call may work later. Exit code 1."""
 
 
-class Broken(KfpGateError):
+class Broken(KfpGateError):  # noqa: N818  # named for who has to act
     """A contract of our own failed: neither the input nor a service is to blame. Exit code 1."""
 
 

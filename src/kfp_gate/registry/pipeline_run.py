@@ -1,0 +1,71 @@
+"""The MLflow run that stands for a whole pipeline run, found by a tag that every step knows beforehand.
+
+Steps run on different pods, in any order, some at the same time, and the exit task may take no step's output. So
+the run is found by the pipeline run's id. Where the KFP backend opened runs of its own (`MLFLOW_RUN_ID`), theirs
+is adopted. If two steps make the run at once, all agree afterwards on the one made first.
+"""
+
+import logging
+from typing import Any
+
+from kfp_gate.registry.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracking, quoted
+
+log = logging.getLogger(__name__)
+
+PARENT_TAG = "mlflow.parentRunId"
+NOTE_TAG = "mlflow.note.content"
+PIPELINE, TRAINING, GATE, REGISTRATION = "pipeline", "training", "gate", "registration"
+
+
+def parent_run(tracking: Tracking, run_id: str) -> str:
+    """The id of the MLflow run of pipeline run `run_id`; it is made if there is none.
+
+    Raises:
+        InvalidInput, Unavailable, Broken: see `Tracking.call`.
+    """
+    if tracking.address.injected_run:
+        return _adopt(tracking, run_id)
+    found = find_runs(tracking, run_id, PIPELINE)
+    if found:
+        return str(found[0].info.run_id)
+    made = tracking.call(
+        "opening the pipeline's run", tracking.client.create_run, tracking.experiment_id,
+        run_name=f"pipeline {run_id}", tags={PIPELINE_RUN_TAG: run_id, ROLE_TAG: PIPELINE},
+    )  # fmt: skip
+    first = str(find_runs(tracking, run_id, PIPELINE)[0].info.run_id)
+    if first != made.info.run_id:
+        # Another step was faster. Ours is empty: nothing was written to it yet.
+        tracking.call("removing a doubled run", tracking.client.delete_run, made.info.run_id)
+    return first
+
+
+def child_run(tracking: Tracking, run_id: str, role: str, name: str) -> str:
+    """The id of the run for one role of pipeline run `run_id`, below the parent; a retry finds the first one's."""
+    found = find_runs(tracking, run_id, role)
+    if found:
+        return str(found[0].info.run_id)
+    parent = parent_run(tracking, run_id)
+    tags = {PIPELINE_RUN_TAG: run_id, ROLE_TAG: role, PARENT_TAG: parent}
+    made = tracking.call(
+        f"opening the run for {role}", tracking.client.create_run, tracking.experiment_id, run_name=name, tags=tags
+    )
+    return str(made.info.run_id)
+
+
+def find_runs(tracking: Tracking, run_id: str, role: str) -> list[Any]:
+    """MLflow runs of one role of a pipeline run, the one made first at the head."""
+    runs = tracking.call(
+        "looking for the pipeline's run", tracking.client.search_runs, [tracking.experiment_id],
+        f"tags.`{PIPELINE_RUN_TAG}` = {quoted(run_id)} and tags.`{ROLE_TAG}` = {quoted(role)}", max_results=100,
+    )  # fmt: skip
+    return sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
+
+
+def _adopt(tracking: Tracking, run_id: str) -> str:
+    """The run that KFP opened for the pipeline: the injected one, or, if that stands for one task, its parent."""
+    injected = tracking.call("reading the run that KFP opened", tracking.client.get_run, tracking.address.injected_run)
+    parent = str(injected.data.tags.get(PARENT_TAG) or injected.info.run_id)
+    if not find_runs(tracking, run_id, PIPELINE):
+        for key, value in {PIPELINE_RUN_TAG: run_id, ROLE_TAG: PIPELINE}.items():
+            tracking.call("marking the run that KFP opened", tracking.client.set_tag, parent, key, value)
+    return parent
