@@ -1,1 +1,1 @@
-""""""
+"""The component `launch_training`."""

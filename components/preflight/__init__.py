@@ -1,1 +1,1 @@
-""""""
+"""The component `preflight`."""

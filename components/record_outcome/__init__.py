@@ -1,1 +1,1 @@
-""""""
+"""The component `record_outcome`."""

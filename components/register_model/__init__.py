@@ -1,1 +1,1 @@
-""""""
+"""The component `register_model`."""

@@ -1,1 +1,1 @@
-""""""
+"""The component `split_dataset`."""

@@ -1,1 +1,1 @@
-""""""
+"""The component `validation_gate`."""

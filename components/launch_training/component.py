@@ -1,0 +1,75 @@
+"""Start the ranks of a training, follow them to their end, and explain a failure."""
+
+from kfp import dsl
+from kfp.dsl import HTML, Dataset, Input, Model, Output
+
+from kfp_gate.images.names import reference
+
+
+@dsl.component(base_image=reference("launch_training"), install_kfp_package=False)
+def launch_training(
+    train: Input[Dataset],
+    val: Input[Dataset],
+    model: Output[Model],
+    training: Output[HTML],
+    base_model: str = "yolo11n.yaml",
+    epochs: int = 100,
+    image_size: int = 640,
+    batch: int = 16,
+    seed: int = 0,
+    monitors: list = ["map50_95"],
+    patience: int = 50,
+    training_options: dict = {},
+    resume_from: str = "",
+    backend: str = "processes",
+    nodes: int = 1,
+    processes_per_node: int = 1,
+    gpus_per_node: int = 0,
+    memory_per_node: str = "16Gi",
+    worker_image: str = "",
+    namespace: str = "",
+    runtime: str = "kfp-gate-training",
+    queue: str = "",
+    command: list = [],
+    checkpoint_uri: str = "",
+    tracking_uri: str = "",
+    experiment: str = "kfp-gate",
+):
+    """Train a detector on one or many ranks, each with a filesystem of its own.
+
+    Nothing that differs between two runs is a parameter, so that a training is found in the cache when only
+    the gate has to run again.
+
+    Args:
+        train: Manifest of the training images.
+        val: Manifest of the images that choose the best checkpoint.
+        base_model: A YAML name (trained from scratch) or the location of weights.
+        epochs: Passes over the training images.
+        image_size: Side of the square that images are fitted to, in pixels.
+        batch: Images per step over all ranks.
+        seed: Seed of weights, order and augmentation.
+        monitors: Canonical metric names, also per class (class/NAME/map50_95); the best epoch of the first
+            one becomes the model.
+        patience: Epochs without improvement before training stops; 0 is off.
+        training_options: Further training settings by their Ultralytics names, for instance {"lr0": 0.004}.
+        resume_from: Checkpoint location of an earlier run to continue from.
+        backend: processes (this step's own machine), trainjob or pytorchjob.
+        nodes: Nodes, or groups of local processes.
+        processes_per_node: Ranks on each node.
+        gpus_per_node: GPUs of each node; 0 trains on the CPU.
+        memory_per_node: Memory of each node.
+        worker_image: Image of the ranks; empty: the one of this release.
+        namespace: Namespace of the training job; empty: the step's own.
+        runtime: TrainingRuntime of the training job.
+        queue: Kueue queue; empty: none.
+        command: A training command of your own in place of the built-in one.
+        checkpoint_uri: Where checkpoints and evidence go while training runs; empty: nowhere.
+        tracking_uri: MLflow server; empty: the environment's, if any.
+        experiment: MLflow experiment.
+        model: Folder with the weights, their card and the fingerprints of the images they were chosen on.
+        training: Curves, phases, memory and monitors.
+    """
+    from kfp_gate.steps import step
+
+    with step("launch_training", tracking_uri=tracking_uri, experiment=experiment):
+        pass

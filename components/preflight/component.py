@@ -1,0 +1,89 @@
+"""Check everything that can be known to fail later, before anything expensive starts."""
+
+from kfp import dsl
+from kfp.dsl import Dataset, Input, Markdown, Output
+
+from kfp_gate.images.names import reference
+
+
+@dsl.component(base_image=reference("validation_gate"), install_kfp_package=False)
+def preflight(
+    train: Input[Dataset],
+    val: Input[Dataset],
+    test: Input[Dataset],
+    checks: Output[Markdown],
+    base_model: str = "yolo11n.yaml",
+    model_uri: str = "",
+    image_size: int = 640,
+    batch: int = 16,
+    monitors: list = ["map50_95"],
+    backend: str = "processes",
+    namespace: str = "",
+    runtime: str = "kfp-gate-training",
+    worker_image: str = "",
+    checkpoint_uri: str = "",
+    min_map50: float = 0.5,
+    min_map50_95: float = 0.0,
+    min_precision: float = 0.0,
+    min_recall: float = 0.0,
+    min_mean_confidence: float = 0.0,
+    max_abnormal_box_rate: float = 1.0,
+    max_undetected_image_rate: float = 1.0,
+    class_thresholds: dict = {},
+    min_instances: int = 0,
+    decide: str = "point",
+    on_insufficient: str = "block",
+    waivers: list = [],
+    champion: str = "",
+    tracking_uri: str = "",
+    experiment: str = "kfp-gate",
+    registered_model: str = "",
+    alias: str = "champion",
+):
+    """Try thresholds, names, data, storage, tracking and the whole gate path before training.
+
+    Runs in the gate's image and on the gate's GPU, so that both are tried now and not after the training.
+    All findings come in one table; one error stops the pipeline with exit code 2.
+
+    Args:
+        train: Manifest of the training images.
+        val: Manifest of the validation images.
+        test: Manifest of the test images.
+        base_model: Model to train: a YAML name or a weights location.
+        model_uri: Model to judge instead of one that is trained; empty: one is trained.
+        image_size: Side of the square that images are fitted to, in pixels.
+        batch: Images per step over all ranks.
+        monitors: Canonical metric names that are watched; the first is the primary.
+        backend: processes, trainjob or pytorchjob.
+        namespace: Namespace of the training job.
+        runtime: TrainingRuntime of the training job.
+        worker_image: Image of the ranks; empty: the one of this release.
+        checkpoint_uri: Where checkpoints go; empty: no storage.
+        min_map50: Lowest mAP at IoU 0.50; 0 is off.
+        min_map50_95: Lowest mAP over IoU 0.50 to 0.95; 0 is off.
+        min_precision: Lowest precision; 0 is off.
+        min_recall: Lowest recall; 0 is off.
+        min_mean_confidence: Lowest mean confidence; 0 is off.
+        max_abnormal_box_rate: Highest share of abnormal boxes; 1 is off.
+        max_undetected_image_rate: Highest share of images with objects where nothing was found; 1 is off.
+        class_thresholds: Bounds per class, for instance {"cone": {"map50": {"min": 0.8}}}; "*" for each class.
+        min_instances: Objects that a class needs in the test set before it is judged.
+        decide: point or confident.
+        on_insufficient: block or allow.
+        waivers: Waived criteria, each with model digest, who, why and expiry.
+        champion: Model to compare with, for instance models:/NAME@champion; empty: none.
+        tracking_uri: MLflow server; empty: the environment's, if any.
+        experiment: MLflow experiment.
+        registered_model: Name in the model registry; empty: nothing is registered.
+        alias: Alias that the new version gets; empty: none.
+        checks: The table of all findings.
+    """
+    from pathlib import Path
+
+    from kfp_gate.gate.criteria import Bounds
+    from kfp_gate.preflight.run import PreflightRequest, run_preflight
+    from kfp_gate.steps import step
+
+    with step("preflight", tracking_uri=tracking_uri, experiment=experiment):
+        bounds = Bounds()
+        run_preflight(PreflightRequest(), bounds, Path(checks.path))

