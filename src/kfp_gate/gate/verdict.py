@@ -204,7 +204,7 @@ def _verdict(values: Mapping[str, Any]) -> Verdict:
         "champion": _champion(values["champion"]),
         "self_test": _make(SelfTest, values["self_test"]),
     }
-    verdict = _make(Verdict, {**values, **nested})
+    verdict: Verdict = _make(Verdict, {**values, **nested})
     if type(verdict.passed) is not bool or any(e.state not in STATES for e in verdict.entries):
         raise ValueError("passed is no bool, or a state is unknown")
     return verdict
@@ -212,7 +212,8 @@ def _verdict(values: Mapping[str, Any]) -> Verdict:
 
 def _champion(values: Mapping[str, Any]) -> Champion:
     separation = values.get("separation")
-    return _make(Champion, {**values, "separation": separation and _make(Separation, separation)})
+    champion: Champion = _make(Champion, {**values, "separation": separation and _make(Separation, separation)})
+    return champion
 
 
 def _make(kind: Any, values: Mapping[str, Any]) -> Any:
