@@ -10,16 +10,21 @@ from kfp_gate.components import (
     split_dataset,
     validation_gate,
 )
-from kfp_gate.pipelines.settings import CompileOptions, configure, on_gpu, refuse_bad_mounts
+from kfp_gate.pipelines.settings import CompileOptions, configure, described, on_gpu, refuse_bad_mounts
 
 
 def make_gate(options: CompileOptions = CompileOptions()):
     """The pipeline `gate` for the given compile options."""
     refuse_bad_mounts(options)
 
-    @dsl.pipeline(
-        name="gate",
-        description="Split without leaks, train on many ranks, judge per class, register only what passed.",
+    @dsl.pipeline(name="gate")
+    @described(
+        "Split without leaks, train on many ranks, judge per class, register only what passed.",
+        split_dataset,
+        preflight,
+        launch_training,
+        validation_gate,
+        register_model,
     )
     def gate(
         dataset: str,

@@ -3,16 +3,20 @@
 from kfp import dsl
 
 from kfp_gate.components import preflight, record_outcome, register_model, split_dataset, validation_gate
-from kfp_gate.pipelines.settings import CompileOptions, configure, on_gpu, refuse_bad_mounts
+from kfp_gate.pipelines.settings import CompileOptions, configure, described, on_gpu, refuse_bad_mounts
 
 
 def make_gate_existing_model(options: CompileOptions = CompileOptions()):
     """The pipeline `gate_existing_model` for the given compile options."""
     refuse_bad_mounts(options)
 
-    @dsl.pipeline(
-        name="gate-existing-model",
-        description="Judge a model that exists on the test split of a dataset, register it only if it passed.",
+    @dsl.pipeline(name="gate-existing-model")
+    @described(
+        "Judge a model that exists on the test split of a dataset, register it only if it passed.",
+        split_dataset,
+        preflight,
+        validation_gate,
+        register_model,
     )
     def gate_existing_model(
         model_uri: str,

@@ -1,11 +1,16 @@
 """What every task of a pipeline gets: image, resources, credentials, volumes, the run's id."""
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kfp import dsl, kubernetes
+from kfp.dsl.base_component import BaseComponent
 
-from kfp_gate.images.names import DEFAULT_REGISTRY, reference
+from kfp_gate.images.names import reference
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 SECRET_KEYS = (
     "AWS_ACCESS_KEY_ID",
@@ -28,14 +33,14 @@ class CompileOptions:
     """What is fixed when a pipeline is compiled, because KFP takes no parameter for it.
 
     Attributes:
-        registry: where the component images are pulled from.
+        registry: where the component images are pulled from; empty: where they were pushed, else `kfp-gate`.
         secret: name of the Secret with the credentials; it may be missing on the cluster.
         mounts: PersistentVolumeClaims as `claim:/path`, mounted into every step that reads data.
         gpu: resource name of a GPU.
         gate_gpus: GPUs of the gate and of preflight, which tries the gate's image; 0 judges on the CPU.
     """
 
-    registry: str = DEFAULT_REGISTRY
+    registry: str = ""
     secret: str = "kfp-gate-credentials"  # noqa: S105  # the name of a Secret, not a secret
     mounts: tuple[str, ...] = ()
     gpu: str = "nvidia.com/gpu"
@@ -80,6 +85,19 @@ def refuse_bad_mounts(options: CompileOptions) -> None:
         raise ValueError(f"mount {bad[0]!r}: expected claim:/path, for instance datasets:/data")
 
 
-def defaults(pipeline: Any) -> dict[str, Any]:
-    """Parameter name to default of a compiled pipeline; parameters without a default are left out."""
-    return {name: spec.default for name, spec in pipeline.component_spec.inputs.items() if spec.optional}
+def described(text: str, *used: BaseComponent) -> Callable[[Function], Function]:
+    """Give a pipeline function a docstring: `text`, and each parameter as the first component describes it."""
+    told = {
+        name: spec.description
+        for component in reversed(used)
+        for name, spec in component.component_spec.inputs.items()
+        if spec.description
+    }
+
+    def decorate(function: Function) -> Function:
+        parameters = inspect.signature(function).parameters
+        lines = [f"    {name}: {' '.join(told[name].split())}" for name in parameters]
+        function.__doc__ = "\n".join([text, "", "Args:", *lines])
+        return function
+
+    return decorate

@@ -66,6 +66,8 @@ def launch_training(
         checkpoint_uri: Where checkpoints and evidence go while training runs; empty: nowhere.
         tracking_uri: MLflow server; empty: the environment's, if any.
         experiment: MLflow experiment.
+
+    Returns:
         model: Folder with the weights, their card and the fingerprints of the images they were chosen on.
         training: Curves, phases, memory and monitors.
     """

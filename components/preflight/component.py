@@ -76,6 +76,8 @@ def preflight(
         experiment: MLflow experiment.
         registered_model: Name in the model registry; empty: nothing is registered.
         alias: Alias that the new version gets; empty: none.
+
+    Returns:
         checks: The table of all findings.
     """
     from pathlib import Path

@@ -32,6 +32,8 @@ def register_model(
         alias: Alias that the version gets; empty: none.
         tracking_uri: MLflow server; empty: the environment's, if any.
         experiment: MLflow experiment.
+
+    Returns:
         version: Name, version, digest and alias as registered (JSON).
     """
     from kfp_gate.steps import step

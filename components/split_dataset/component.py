@@ -41,6 +41,8 @@ def split_dataset(
         seed: Another seed gives another assignment.
         tracking_uri: MLflow server that gets the step's tags; empty: the environment's, if any.
         experiment: MLflow experiment.
+
+    Returns:
         train: Manifest of the training images (Parquet).
         val: Manifest of the validation images (Parquet).
         test: Manifest of the test images (Parquet).

@@ -61,11 +61,14 @@ def validation_gate(
         batch: Images per prediction step.
         tracking_uri: MLflow server; empty: the environment's, if any.
         experiment: MLflow experiment.
+
+    Returns:
         evaluation: Compact records of every detection, from which it can be judged again.
         verdict: The verdict, criterion by criterion (JSON).
         metrics: Overall metrics and the verdict's counts.
         confusion: Confusion matrix over classes.
         report: The verdict as a page.
+        Output: True if the model passed; the only output that a condition may read.
     """
     from kfp_gate.steps import step
 

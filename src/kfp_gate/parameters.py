@@ -87,6 +87,8 @@ def _convert(value: Any, kind: str) -> Any:
         return value
     if isinstance(value, str):
         value = json.loads(value.lower() if kind == "BOOLEAN" else value)
+    if kind == "NUMBER_INTEGER" and isinstance(value, float) and value.is_integer():
+        value = int(value)  # YAML and protobuf write whole defaults as 16.0
     wanted: dict[str, type | tuple[type, ...]] = {
         "NUMBER_INTEGER": int, "NUMBER_DOUBLE": (int, float), "BOOLEAN": bool, "LIST": list, "STRUCT": dict,
     }  # fmt: skip

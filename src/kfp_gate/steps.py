@@ -19,8 +19,6 @@ from typing import Any
 
 from kfp_gate.errors import Broken, KfpGateError
 
-log = logging.getLogger(__name__)
-
 EVENTS_VARIABLE = "KFP_GATE_EVENTS"
 RUN_ID_VARIABLE = "KFP_GATE_RUN_ID"
 
@@ -46,57 +44,31 @@ def step(name: str, *, tracking_uri: str = "", experiment: str = "") -> Iterator
         level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     result: dict[str, Any] = {}
-    tags = _Tags(name, tracking_uri, experiment)
-    _event(name, "started")
-    tags.started()
+
+    def tell(state: str, message: str = "", **more: Any) -> None:
+        _event(name, state, **({"message": message} if message else {}), **more)
+        if run_id() and (tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")):
+            from kfp_gate.registry import step_tags
+
+            step_tags.leave(name, state, message, run_id=run_id(), tracking_uri=tracking_uri, experiment=experiment)
+
+    tell("started")
     try:
         yield result
     except KfpGateError as error:
-        _end(tags, error)
+        failure = error
     except Exception as error:
         traceback.print_exc()
-        unexpected = Broken(
+        failure = Broken(
             f"{type(error).__name__}: {error}", expected="the step to end", where=name,
             next_step="read the traceback above; if your input is sound, report it",
         )  # fmt: skip
-        _end(tags, unexpected)
     else:
-        _event(name, "done", result=result)
-        tags.done()
-
-
-def _end(tags: "_Tags", error: KfpGateError) -> None:
-    print(f"\n{tags.name} {'refused its input' if error.exit_code == 2 else 'broke'}\n{error}", flush=True)  # noqa: T201  # a step's log is its stdout
-    _event(tags.name, "failed", message=str(error), exit_code=error.exit_code)
-    tags.failed(str(error))
-    raise SystemExit(error.exit_code)
-
-
-class _Tags:
-    """The step's tags in MLflow, best effort: a tracking server that is down never breaks a step here."""
-
-    def __init__(self, name: str, tracking_uri: str, experiment: str) -> None:
-        self.name, self.where = name, (tracking_uri, experiment)
-        self.wanted = bool(run_id() and (tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")))
-
-    def started(self) -> None:
-        self._leave("started", "")
-
-    def done(self) -> None:
-        self._leave("done", "")
-
-    def failed(self, message: str) -> None:
-        self._leave("failed", message)
-
-    def _leave(self, state: str, message: str) -> None:
-        if not self.wanted:
-            return
-        try:
-            from kfp_gate.registry.step_tags import leave
-
-            leave(self.name, state, message, tracking_uri=self.where[0], experiment=self.where[1], run_id=run_id())
-        except Exception as error:
-            log.warning("the %s tag of step %s was not written: %s", state, self.name, error)
+        tell("done", result=result)
+        return
+    print(f"\n{name} {'refused its input' if failure.exit_code == 2 else 'broke'}\n{failure}", flush=True)  # noqa: T201  # a step's log is its stdout
+    tell("failed", str(failure), exit_code=failure.exit_code)
+    raise SystemExit(failure.exit_code)
 
 
 def _event(name: str, state: str, **more: Any) -> None:
