@@ -23,6 +23,9 @@ _DOING = {
     "record_outcome": "recording the outcome",
 }
 
+_STYLES = {"met": "green", "missed": "bold red", "insufficient": "yellow", "waived": "magenta"}
+_SHOWN = 40
+
 
 class Terminal:
     """Live progress: one line for each step, with a bar and the time left while training.
@@ -108,7 +111,20 @@ class Terminal:
 
 
 def _verdict_table(verdict: Mapping[str, Any]) -> Table:
+    """Criterion by criterion; of very many, those that are not met come first and the rest is counted."""
     table = Table(box=None, pad_edge=False)
     for column in ("criterion", "value", "bound", "instances", "state"):
         table.add_column(column, justify="left" if column in ("criterion", "state") else "right")
+    entries = sorted(verdict["entries"], key=lambda e: e["state"] == "met")
+    for entry in entries[:_SHOWN]:
+        value, sign = entry["value"], {"min": "≥", "max": "≤", "max_drop": "drop ≤"}[entry["kind"]]
+        table.add_row(
+            Text(entry["metric"]),
+            "not computed" if value is None else f"{value:.3f}",
+            f"{sign} {entry['bound']:g}",
+            "" if entry["instances"] is None else str(entry["instances"]),
+            Text(entry["state"], style=_STYLES[entry["state"]]),
+        )
+    if len(entries) > _SHOWN:
+        table.add_row(f"... and {len(entries) - _SHOWN} more, all met or in the report")
     return table
