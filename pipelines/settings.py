@@ -23,7 +23,7 @@ SECRET_KEYS = (
     "MLFLOW_TRACKING_PASSWORD",
     "MLFLOW_TRACKING_TOKEN",
     "KFP_GATE_TRACKING_HOSTS",
-    "KFP_GATE_WEBHOOK_URL",
+    "KFP_GATE_WEBHOOK",
 )
 """Keys of the credentials Secret; each present one becomes the environment variable of the same name."""
 

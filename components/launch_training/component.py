@@ -71,7 +71,47 @@ def launch_training(
         model: Folder with the weights, their card and the fingerprints of the images they were chosen on.
         training: Curves, phases, memory and monitors.
     """
-    from kfp_gate.steps import step
+    from pathlib import Path
 
-    with step("launch_training", tracking_uri=tracking_uri, experiment=experiment):
-        pass
+    from kfp_gate.launching.launch import launch
+    from kfp_gate.launching.options import LaunchOptions
+    from kfp_gate.steps import run_id, step
+    from kfp_gate.training import report
+    from kfp_gate.training.spec import TrainingSpec
+
+    with step("launch_training", tracking_uri=tracking_uri, experiment=experiment) as told:
+        spec = TrainingSpec(
+            train_manifest=train.path,
+            val_manifest=val.path,
+            base_model=base_model,
+            epochs=epochs,
+            image_size=image_size,
+            batch=batch,
+            seed=seed,
+            monitors=tuple(monitors),
+            patience=patience,
+            overrides=training_options,
+            resume_from=resume_from,
+            checkpoint_uri=checkpoint_uri,
+            tracking_uri=tracking_uri,
+            experiment=experiment,
+            run_id=run_id(),
+        )
+        options = LaunchOptions(
+            backend=backend,
+            nodes=nodes,
+            processes_per_node=processes_per_node,
+            gpus_per_node=gpus_per_node,
+            memory=memory_per_node,
+            worker_image=worker_image,
+            namespace=namespace,
+            runtime=runtime,
+            queue=queue,
+            command=tuple(command),
+            checkpoint_uri=checkpoint_uri,
+            run_id=run_id(),
+        )
+        outcome = launch(spec, options, Path(model.path))
+        outcome.raise_if_failed()
+        Path(training.path).write_text(report.html(Path(model.path)), encoding="utf-8")
+        told.update(training=training.path)

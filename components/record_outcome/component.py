@@ -20,7 +20,16 @@ def record_outcome(
         experiment: MLflow experiment.
         registered_model: Name in the model registry, for the link.
     """
-    from kfp_gate.steps import step
+    from kfp_gate.registry import outcome
+    from kfp_gate.steps import run_id, step
 
-    with step("record_outcome"):
-        pass
+    with step("record_outcome") as told:
+        found = outcome.record_outcome(
+            run_id=run_id(),
+            tracking_uri=tracking_uri,
+            experiment=experiment,
+            pipeline_state=status.state,
+            pipeline_error=status.error_message or "",
+        )
+        print(outcome.note(found), flush=True)
+        told.update(state=found.state, step=found.step)

@@ -36,7 +36,29 @@ def register_model(
     Returns:
         version: Name, version, digest and alias as registered (JSON).
     """
-    from kfp_gate.steps import step
+    import json
+    from dataclasses import asdict
+    from pathlib import Path
+    from tempfile import mkdtemp
 
-    with step("register_model", tracking_uri=tracking_uri, experiment=experiment):
-        pass
+    from kfp_gate.registry import register
+    from kfp_gate.registry.fetch import fetch_model
+    from kfp_gate.steps import run_id, step
+
+    with step("register_model", tracking_uri=tracking_uri, experiment=experiment) as told:
+        if registered_model:
+            folder = Path(model.path) if model else fetch_model(model_uri, Path(mkdtemp()), tracking_uri=tracking_uri)
+            registration = register.register_model(
+                folder,
+                Path(verdict.path),
+                name=registered_model,
+                alias=alias,
+                tracking_uri=tracking_uri,
+                experiment=experiment,
+                run_id=run_id(),
+                report=Path(report.path),
+            )
+            told.update(asdict(registration))
+        else:
+            print("nothing is registered: the parameter registered_model is empty", flush=True)
+        Path(version.path).write_text(json.dumps(told, indent=1), encoding="utf-8")
