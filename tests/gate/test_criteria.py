@@ -86,7 +86,7 @@ def test_all_problems_are_found_at_once_with_close_matches(snapshot):
         {"min_map5": 0.5, "min_map50": math.nan, "min_abnormal_box_rate": 0.1, "min_recall": "0.5", "min_f1": True},
         {
             "cnoe": {"map50": 2},
-            "*": {"map50": "0.5", "recal": 0.5, "false_alarm_rate": {"max": 0.1}},
+            "*": {"map50": "0.5", "recal": 0.5, "size/small/mean_confidence": 0.1},
             "cone": 0.5,
             "car (parked)": {"map50": {"minn": 0.3}, "recall": {"min": 0.9, "max": 0.1}, "f1": {}},
             "50%": {"map50": {"min": math.inf}, "size/tiny/map50": 0.2, "recall": None},

@@ -28,9 +28,8 @@ from kfp_gate.metric_names import LOWER_IS_BETTER, METRICS, SIZE_BANDS, MetricNa
 
 Kind = Literal["min", "max", "max_drop"]
 KINDS: tuple[Kind, ...] = ("min", "max", "max_drop")
-# An image without objects belongs to no class, and an image has no size band.
-NOT_OF_A_CLASS = frozenset({"false_alarm_rate"})
-NOT_OF_A_SIZE = frozenset({"undetected_image_rate", "false_alarm_rate"})
+OF_A_SIZE = ("map50", "map75", "map50_95", "precision", "recall", "f1")
+"""What can be asked of a size band: an image has none, and the other rates are not taken by size."""
 _ALWAYS_TRUE = {"min": 0.0, "max": 1.0, "max_drop": 1.0}
 
 
@@ -227,10 +226,8 @@ class _Reader:
                     self.add(full, kind, spec[kind], instances, f"{where}[{kind!r}]")
 
     def applicable(self, scope: MetricName, band: str | None, metric: str, where: str) -> None:
-        if scope.class_name is not None and metric in NOT_OF_A_CLASS:
-            self.problem(where, f"{metric} is about images without objects, which belong to no class")
-        if (band or scope.size) and metric in NOT_OF_A_SIZE:
-            self.problem(where, f"{metric} is about whole images, which have no size band")
+        if (band or scope.size) and metric not in OF_A_SIZE:
+            self.problem(where, f"{metric} is not taken by size; {', '.join(OF_A_SIZE)} are")
         if band and scope.size:
             self.problem(where, "two size bands")
 

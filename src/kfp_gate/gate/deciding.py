@@ -9,10 +9,10 @@ found, give the interval [1, 1]. A confident decision therefore never uses an in
 interval for as many independent objects (Wilson 1927; the variance of a quantity in 0..1 is at most p(1-p)).
 """
 
-from dataclasses import dataclass
-from math import ceil, sqrt
+from dataclasses import dataclass, replace
+from math import ceil, isfinite, sqrt
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 from kfp_gate.gate.criteria import Criterion
 from kfp_gate.gate.verdict import Entry, State
@@ -43,8 +43,10 @@ class Evidence:
 
     Attributes:
         value: None if not computed; then `reason` says why.
-        instances: labelled objects behind it (detections for what is asked of detections, images for rates of
-            images); None if it cannot be told.
+        instances: labelled objects behind it (images for a rate of images); None if it cannot be told.
+        trials: how many outcomes the value is a share of, where that is not `instances`: detections for precision.
+        silent: there were objects to report and the model reported nothing. For a lower bound that is a miss, not a
+            lack of evidence.
         interval: bootstrap interval of the value; None without resampling.
         champion: the champion's value on the same images; None without a comparison.
         drop_interval: paired bootstrap interval of how much worse the candidate is.
@@ -56,6 +58,8 @@ class Evidence:
     value: float | None
     reason: str = ""
     instances: int | None = None
+    trials: int | None = None
+    silent: bool = False
     interval: tuple[float, float] | None = None
     champion: float | None = None
     drop_interval: tuple[float, float] | None = None
@@ -79,11 +83,13 @@ def corrected_level(level: float, criteria: int, correction: Literal["none", "bo
 
 def decide(criterion: Criterion, evidence: Evidence, rule: Rule) -> Entry:
     """Judge one criterion."""
+    evidence = _finite(evidence)
     drops = criterion.kind == "max_drop"
     compared = evidence.drop if drops else evidence.value
     interval = evidence.drop_interval if drops else evidence.interval
     if rule.decide == "confident" and compared is not None:
-        interval = widened(compared, interval, evidence.instances, rule.level, difference=drops)
+        trials = evidence.instances if evidence.trials is None else evidence.trials
+        interval = widened(compared, interval, trials, rule.level, difference=drops)
     state, reason, needed = _state(criterion, evidence, compared, interval, rule)
     return Entry(
         criterion=criterion.id, metric=criterion.metric, kind=criterion.kind, bound=criterion.bound, state=state,
@@ -125,6 +131,8 @@ def _state(
     criterion: Criterion, evidence: Evidence, compared: float | None, interval: tuple[float, float] | None, rule: Rule
 ) -> tuple[State, str, int | None]:
     if evidence.value is None:
+        if evidence.silent and criterion.kind == "min":
+            return "missed", evidence.reason or "nothing was detected", None
         return "insufficient", evidence.reason or "not computed", _missing(criterion, evidence)
     if criterion.kind == "max_drop" and compared is None:
         # The first model ever has nothing to drop from; a champion that cannot be used is another matter.
@@ -155,13 +163,27 @@ def _state(
     return "insufficient", text, needed
 
 
+def _finite(evidence: Evidence) -> Evidence:
+    """NaN and infinity are no values: they would pass a careless comparison, and they are no JSON."""
+    changes: dict[str, Any] = {}
+    if evidence.value is not None and not isfinite(evidence.value):
+        changes |= {"value": None, "reason": "the value is not a finite number"}
+    if evidence.champion is not None and not isfinite(evidence.champion):
+        changes |= {"champion": None, "no_champion": "the champion's value is not a finite number"}
+    for name in ("interval", "drop_interval"):
+        interval = getattr(evidence, name)
+        if interval is not None and not all(map(isfinite, interval)):
+            changes[name] = None
+    return replace(evidence, **changes)
+
+
 def _missing(criterion: Criterion, evidence: Evidence) -> int | None:
     return max(criterion.min_instances - (evidence.instances or 0), 0) or None
 
 
 def _more(distance: float, reach: float, instances: int | None) -> int | None:
     """Instances to add until the interval, which shrinks with the root of their number, just clears the bound."""
-    if not instances or distance <= 0 or reach <= 0:
+    if not instances or distance <= reach / 1000:  # beyond MOST_NEEDED for any number of instances worth asking
         return None
     more = ceil(instances * ((reach / distance) ** 2 - 1))
     return more if 0 < more <= MOST_NEEDED else None

@@ -92,7 +92,7 @@ def require(separation: Separation, *, allow_unproven: bool, where: str) -> None
         raise InvalidInput(
             "a model without fingerprints", expected="fingerprints.parquet in the model folder, as training writes it",
             where=where,
-            next_step="judge a model folder of launch_training, or set unproven_separation='allow': "
+            next_step="judge a model folder of launch_training, or set allow_unproven_separation: "
             "the verdict then says that separation is not proven",
         )  # fmt: skip
 

@@ -15,7 +15,6 @@ _CHOICES = {
     "decide": ("point", "confident"),
     "on_insufficient": ("block", "allow"),
     "correction": ("none", "bonferroni"),
-    "unproven_separation": ("block", "allow"),
 }
 
 
@@ -35,7 +34,7 @@ class GateSettings:
         confidence: score from which a detection counts in precision, recall and the rates.
         waivers: see `waivers`.
         champion: URI of the model to compare with; "" for none.
-        unproven_separation: whether a model without fingerprints is judged.
+        allow_unproven_separation: whether a model without fingerprints is judged.
     """
 
     bounds: Mapping[str, Any] = field(default_factory=lambda: {"min_map50": 0.5})
@@ -50,7 +49,7 @@ class GateSettings:
     confidence: float = 0.25
     waivers: Sequence[Any] = ()
     champion: str = ""
-    unproven_separation: Literal["block", "allow"] = "block"
+    allow_unproven_separation: bool = False
 
     def check(
         self, classes: Sequence[str], slices: Mapping[str, Sequence[str]] | None = None
