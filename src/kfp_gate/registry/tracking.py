@@ -96,8 +96,7 @@ def connect(
             experiment.
         Unavailable: the server does not answer.
     """
-    address = resolve(tracking_uri)
-    client = _client(address)
+    address, client = open_client(tracking_uri)
     where = shown(address.uri)
     if address.injected_run:
         run = calling(patience, "reading the run that KFP opened", where, client.get_run, address.injected_run)
@@ -106,6 +105,16 @@ def connect(
         return Tracking(address, client, address.experiment_id, patience)
     name = experiment or address.experiment_name or DEFAULT_EXPERIMENT
     return Tracking(address, client, _experiment_id(client, address, name, patience, where, create), patience)
+
+
+def open_client(tracking_uri: str = "") -> tuple[Address, Any]:
+    """The address behind a `tracking_uri` parameter and an MLflow client for it; nothing is asked of the server.
+
+    Raises:
+        InvalidInput: see `addresses.resolve`.
+    """
+    address = resolve(tracking_uri)
+    return address, _client(address)
 
 
 def calling(
