@@ -1,0 +1,94 @@
+"""Names, numbers and sentences for people: the same words in the report, the summary and the log."""
+
+from collections.abc import Iterable
+
+from kfp_gate.gate.verdict import Entry, Verdict
+from kfp_gate.metric_names import parse
+
+_WORDS = {
+    "map50": "AP50", "map75": "AP75", "map50_95": "AP50-95", "precision": "precision", "recall": "recall", "f1": "F1",
+    "mean_confidence": "mean confidence", "abnormal_box_rate": "abnormal boxes",
+    "undetected_image_rate": "undetected images", "false_alarm_rate": "false alarms",
+    "calibration_error": "calibration error",
+}  # fmt: skip
+
+
+def metric_word(metric: str) -> str:
+    """A metric in a heading: `map50` is AP50 of a class, and mAP50 where it is a mean over classes."""
+    return _WORDS[metric]
+
+
+def title(name: str) -> str:
+    """A canonical metric name in words.
+
+    >>> title("class/cone/size/small/recall")
+    'cone, small: recall'
+    >>> title("map50")
+    'mAP50'
+    """
+    parsed = parse(name)
+    word = _WORDS[parsed.metric]
+    if parsed.class_name is None and word.startswith("AP"):
+        word = f"m{word}"
+    scope = [s for s in (parsed.class_name, parsed.size, parsed.slice) if s is not None]
+    return f"{', '.join(scope)}: {word}" if scope else word
+
+
+def bound(entry: Entry) -> str:
+    """The bound with its direction, for instance `≥ 0.800`."""
+    sign = {"min": "≥", "max": "≤", "max_drop": "drop ≤"}[entry.kind]
+    return f"{sign} {number(entry.bound)}"
+
+
+def number(value: float | None, *, sign: bool = False) -> str:
+    """Three decimals, a real minus, and a dash for what was not computed."""
+    if value is None:
+        return "\N{EN DASH}"
+    text = f"{value:+.3f}" if sign else f"{value:.3f}"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def outcome(entry: Entry) -> str:
+    """One sentence on an entry: what was found, and what would change it."""
+    parts = []
+    if entry.state == "waived":
+        parts.append(f"waived by {entry.waived_by} until {entry.waived_until}: {entry.waived_why}")
+    if entry.reason:
+        parts.append(entry.reason)
+    if entry.state == "missed" and entry.margin is not None:
+        parts.append(f"missed by {number(-entry.margin)}")
+    if entry.needed:
+        parts.append(f"about {entry.needed:,} more instances would settle it")
+    return "; ".join(parts)
+
+
+def warnings(verdict: Verdict) -> list[str]:
+    """What a reader must know before trusting the headline, the gravest first."""
+    found = [f"This gate would let a useless model pass: {text}." for text in verdict.self_test.vacuous]
+    if verdict.separation.state == "not proven":
+        found.append(
+            "Separation is not proven: the model does not say which images it was trained and selected on, "
+            "so the numbers may measure memory."
+        )
+    if verdict.ungated:
+        count = len(verdict.ungated)
+        found.append(
+            f"{count} class{'es have' if count > 1 else ' has'} no criterion of "
+            f"{'their' if count > 1 else 'its'} own: {listed(verdict.ungated)}. An average hides the small class."
+        )
+    if verdict.self_test.blind:
+        found.append(
+            f"All detections of {listed(verdict.self_test.blind, 'or')} could go missing without this gate noticing."
+        )
+    found += [f"Refused {text}." for text in verdict.refused_waivers]
+    if verdict.champion.state == "not compared":
+        found.append(f"Not compared with the champion: {verdict.champion.reason}.")
+    return [*found, *verdict.notes]
+
+
+def listed(names: Iterable[str], word: str = "and", most: int = 8) -> str:
+    """Names in a sentence; of very many, the first and a count."""
+    shown = list(names)
+    if len(shown) > most:
+        return f"{', '.join(shown[:most])} {word} {len(shown) - most} more"
+    return f"{', '.join(shown[:-1])} {word} {shown[-1]}" if len(shown) > 1 else "".join(shown)
