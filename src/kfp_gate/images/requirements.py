@@ -138,7 +138,8 @@ def requirements(project: Project, image: str) -> str:
         )
     lines = {*project.dependencies, *project.extras[image]}
     if image not in NOT_STEPS:
-        lines |= {line for line in project.extras["authoring"] if name_of(line) == "kfp"}
+        # Authoring may ask for kfp with extras of its own; a step needs kfp alone, at the same version.
+        lines |= {re.sub(r"\[.*?\]", "", line) for line in project.extras["authoring"] if name_of(line) == "kfp"}
     return _HEADER.format(extra=image) + "".join(f"{line}\n" for line in sorted(lines, key=str.lower))
 
 
