@@ -68,7 +68,11 @@ def test_registered_refused_and_broken_are_told_apart(
     step_tags.started("launch_training", run_id="bad", **where)
     step_tags.failed("launch_training", "found: rank 1 was killed\nnext step: ...", run_id="bad", **where)
     bad = record_outcome(run_id="bad", pipeline_state="FAILED", **where)
-    assert (bad.state, bad.step, bad.reason.splitlines()[0]) == ("broken", "launch_training", "found: rank 1 was killed")
+    assert (bad.state, bad.step, bad.reason.splitlines()[0]) == (
+        "broken",
+        "launch_training",
+        "found: rank 1 was killed",
+    )
 
     early = record_outcome(run_id="early", pipeline_state="FAILED", **where)  # not even the first step wrote a tag
     assert (early.state, early.step) == ("broken", "split_dataset")
@@ -129,17 +133,26 @@ def test_a_note_quotes_what_a_user_typed_as_text() -> None:
     assert len(text) <= 7900
 
 
-def test_two_steps_that_open_the_pipelines_run_at_once_agree_on_one(tracking_uri: str) -> None:
+def test_steps_that_open_the_pipelines_run_at_once_lose_no_tag_and_end_with_one_run(tracking_uri: str) -> None:
     tracking = connect(tracking_uri)
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(parent_run(tracking, "r"))) for _ in range(6)]
+    together = threading.Barrier(6)
+
+    def leave(step: str) -> None:
+        run = connect(tracking_uri)
+        together.wait()
+        parent_run(run, "r")
+        assert step_tags.done(step, run_id="r", tracking_uri=tracking_uri)
+
+    threads = [threading.Thread(target=leave, args=(f"step_{i}",)) for i in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 6
-    assert set(found) == {find_runs(tracking, "r", PIPELINE)[0].info.run_id}
+    assert {tag.step for tag in step_tags.read(tracking, "r")} == {f"step_{i}" for i in range(6)}
+
+    record_outcome(run_id="r", tracking_uri=tracking_uri, pipeline_state="SUCCEEDED")
     assert len(find_runs(tracking, "r", PIPELINE)) == 1
+    assert {tag.step for tag in step_tags.read(tracking, "r")} == {f"step_{i}" for i in range(6)}
 
 
 def test_a_run_that_kfp_opened_is_adopted_as_the_parent_and_left_open(

@@ -12,7 +12,7 @@ from kfp_gate.registry.alias import previous_tag, rollback
 from kfp_gate.registry.fetch import fetch_champion, fetch_model
 from kfp_gate.registry.register import register_model
 from kfp_gate.registry.tracking import connect
-from kfp_gate.registry.versions import UNVERIFIED_TAG, all_versions, aliases
+from kfp_gate.registry.versions import UNVERIFIED_TAG, aliases, all_versions
 
 Make = Callable[..., Path]
 
@@ -77,7 +77,9 @@ def test_nothing_is_registered_without_a_verdict_that_let_exactly_this_model_pas
     assert expected[how] in str(caught.value)
 
 
-def test_weights_changed_after_training_are_not_registered(tracking_uri: str, make_model: Make, make_verdict: Make) -> None:
+def test_weights_changed_after_training_are_not_registered(
+    tracking_uri: str, make_model: Make, make_verdict: Make
+) -> None:
     model = make_model()
     verdict = make_verdict(model)
     (model / "model.pt").write_bytes(b"weights, cut")

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from kfp_gate.errors import KfpGateError, hide_secrets
-from kfp_gate.registry.pipeline_run import GATE, NOTE_TAG, PIPELINE, REGISTRATION, TRAINING, find_runs, parent_run
+from kfp_gate.registry.pipeline_run import GATE, NOTE_TAG, REGISTRATION, find_runs, merge_parents
 from kfp_gate.registry.step_tags import StepTag, read
 from kfp_gate.registry.tracking import Tracking, connect
 from kfp_gate.registry.webhook import notify
@@ -23,7 +23,6 @@ PATIENCE = 60.0
 """Seconds to wait for the tracking server."""
 
 SELF = "record_outcome"
-GATE_STEPS = ("validation_gate", "judge_evaluation")
 STEPS = ("split_dataset", "preflight", "launch_training", "validation_gate", "register_model")
 """The order of the `gate` pipeline, for a run in which no tag says where it stopped."""
 
@@ -86,8 +85,10 @@ def record_outcome(
     """
     try:
         tracking = connect(tracking_uri, experiment=experiment, patience=patience)
-        parent = parent_run(tracking, run_id)
-        outcome = _with_links(tracking, find_outcome(tracking, run_id, pipeline_state, pipeline_error), parent, links)
+        # Read before doubled runs are merged: of two tags for one step the later one counts.
+        outcome = find_outcome(tracking, run_id, pipeline_state, pipeline_error)
+        parent = merge_parents(tracking, run_id)
+        outcome = _with_links(tracking, outcome, parent, links)
         _write(tracking, parent, outcome)
     except KfpGateError as error:
         if webhook:
@@ -191,6 +192,3 @@ def as_json(outcome: RunOutcome) -> str:
     """The outcome as JSON, for a step's output."""
     values: dict[str, Any] = asdict(outcome)
     return json.dumps(values, ensure_ascii=False)
-
-
-__all__ = ["PIPELINE", "TRAINING", "RunOutcome", "as_json", "decide", "find_outcome", "note", "record_outcome"]

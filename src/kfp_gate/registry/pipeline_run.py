@@ -2,7 +2,8 @@
 
 Steps run on different pods, in any order, some at the same time, and the exit task may take no step's output. So
 the run is found by the pipeline run's id. Where the KFP backend opened runs of its own (`MLFLOW_RUN_ID`), theirs
-is adopted. If two steps make the run at once, all agree afterwards on the one made first.
+is adopted. MLflow has no "create if absent": two steps that start at once may each make a run. None is removed while
+steps still write to it; readers read all of them, and the exit handler, when all is over, makes one of them.
 """
 
 import logging
@@ -28,15 +29,37 @@ def parent_run(tracking: Tracking, run_id: str) -> str:
     found = find_runs(tracking, run_id, PIPELINE)
     if found:
         return str(found[0].info.run_id)
-    made = tracking.call(
+    tracking.call(
         "opening the pipeline's run", tracking.client.create_run, tracking.experiment_id,
         run_name=f"pipeline {run_id}", tags={PIPELINE_RUN_TAG: run_id, ROLE_TAG: PIPELINE},
     )  # fmt: skip
-    first = str(find_runs(tracking, run_id, PIPELINE)[0].info.run_id)
-    if first != made.info.run_id:
-        # Another step was faster. Ours is empty: nothing was written to it yet.
-        tracking.call("removing a doubled run", tracking.client.delete_run, made.info.run_id)
-    return first
+    return str(find_runs(tracking, run_id, PIPELINE)[0].info.run_id)
+
+
+def merge_parents(tracking: Tracking, run_id: str) -> str:
+    """Make one run of those that stand for pipeline run `run_id`: tags and children move to the first one.
+
+    Only for the exit handler, when no step writes any more.
+
+    Returns:
+        The id of the run that stays.
+    """
+    kept = parent_run(tracking, run_id)
+    client = tracking.client
+    doubled = [run for run in find_runs(tracking, run_id, PIPELINE) if run.info.run_id != kept]
+    for run in doubled:
+        there = client.get_run(kept).data.tags
+        for key, value in run.data.tags.items():
+            if key.startswith("kfp_gate.") and key not in there:
+                tracking.call("moving tags of a doubled run", client.set_tag, kept, key, value)
+        children = tracking.call(
+            "looking for children of a doubled run", client.search_runs, [tracking.experiment_id],
+            f"tags.`{PARENT_TAG}` = {quoted(run.info.run_id)}",
+        )  # fmt: skip
+        for child in children:
+            tracking.call("moving a child of a doubled run", client.set_tag, child.info.run_id, PARENT_TAG, kept)
+        tracking.call("removing a doubled run", client.delete_run, run.info.run_id)
+    return kept
 
 
 def child_run(tracking: Tracking, run_id: str, role: str, name: str) -> str:

@@ -29,7 +29,11 @@ def notify(message: Mapping[str, Any]) -> bool:
     address = os.environ.get(VARIABLE, "").strip()
     if not address:
         return False
-    if urlsplit(address).scheme not in ("https", "http"):
+    try:
+        usable = urlsplit(address).scheme in ("https", "http")
+    except ValueError:
+        usable = False
+    if not usable:
         log.warning("%s is not an http(s) address; nothing was posted", VARIABLE)
         return False
     body = json.dumps(message, ensure_ascii=False, default=str).encode()
