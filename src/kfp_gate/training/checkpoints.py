@@ -1,0 +1,272 @@
+"""Checkpoints in storage: immutable steps, a manifest with digests, and one small pointer written last.
+
+    steps/000003-9f2c41/state.pt          everything a resume needs
+    steps/000003-9f2c41/record.json       the training record so far
+    steps/000003-9f2c41/best-0.pt         weights of a monitor that was best in this epoch
+    steps/000003-9f2c41/manifest.json     name -> key, sha256, bytes; names may point into earlier steps
+    latest.json                           {"step": "steps/000003-9f2c41", "epoch": 3, "manifest_sha256": ...}
+
+A step without a manifest is half an upload and is never read. Uploads run in a thread of their own: training
+waits for one only when the next is due, and no longer than a bound.
+"""
+
+import json
+import logging
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from kfp_gate.errors import Broken, InvalidInput, KfpGateError
+from kfp_gate.evaluation.model_folder import sha256_of
+from kfp_gate.storage import Store, open_store
+
+log = logging.getLogger(__name__)
+
+POINTER, MANIFEST, STATE, RECORD = "latest.json", "manifest.json", "state.pt", "record.json"
+KEPT_STEPS = 2
+"""A step before the last stays, in case the last one turns out unreadable."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file of a checkpoint: its key in the store, digest and size in bytes."""
+
+    key: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A complete checkpoint in a store."""
+
+    key: str
+    epoch: int
+    files: Mapping[str, Stored]
+    finished: bool = False
+
+
+@dataclass
+class Lost:
+    """What did not reach storage, for the training record."""
+
+    epochs: list[int] = field(default_factory=list)
+    last_error: str = ""
+
+
+class Checkpoints:
+    """Writes the checkpoints of one process. Only rank 0 has one."""
+
+    def __init__(self, uri: str, folder: Path, *, bound_s: float) -> None:
+        """`folder` holds the files until they are uploaded; `bound_s` is the longest wait for an upload."""
+        self.uri, self.folder, self.bound_s = uri, folder, bound_s
+        self.store: Store = open_store(uri)
+        self.token = secrets.token_hex(3)
+        self.known: dict[str, Stored] = {}
+        self.lost = Lost()
+        self.waited_s = 0.0
+        self.uploaded_epoch = 0
+        self._thread: threading.Thread | None = None
+        self._steps: list[Step] = []
+        self._retry: tuple[int, Path, bool] | None = None
+
+    def probe(self) -> float:
+        """Write, read and delete a small object; returns the seconds it took.
+
+        Raises:
+            InvalidInput, Unavailable: the store refuses or does not answer.
+            Broken: it returns something else than was written.
+        """
+        started, key, text = time.perf_counter(), f"probe-{self.token}", secrets.token_bytes(64)
+        self.store.write(key, text)
+        found = self.store.read(key)
+        self.store.delete(key)
+        if found != text:
+            raise Broken(
+                f"{len(found)} other bytes", expected="the bytes that were just written", where=f"{self.uri}/{key}",
+                next_step="check the store: it does not return what is written to it",
+            )  # fmt: skip
+        return time.perf_counter() - started
+
+    def begin_step(self, epoch: int) -> Path:
+        """An empty local folder for the files of a step."""
+        folder = self.folder / f"{epoch:06d}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def commit(self, epoch: int, folder: Path, *, finished: bool = False, wait: bool = False) -> bool:
+        """Upload a step's folder in the background; `wait` for its end.
+
+        Returns:
+            False if an earlier upload still runs after the bound: this step is then skipped, and said.
+        """
+        self._join(self.bound_s)
+        if self._thread is not None:
+            self._lose(epoch, f"the upload before was still running after {self.bound_s:g} s")
+            shutil.rmtree(folder, ignore_errors=True)
+            return False
+        self._thread = threading.Thread(
+            target=self._upload, args=(epoch, folder, finished), name="kfp-gate-upload", daemon=True
+        )
+        self._thread.start()
+        if wait:
+            self._join(None if self.bound_s == 0 else max(self.bound_s, 600))
+        return True
+
+    def finish(self) -> None:
+        """Wait for the last upload; try once more what failed last."""
+        self._join(max(self.bound_s, 600))
+        if self._retry is not None:
+            epoch, folder, finished = self._retry
+            self.commit(epoch, folder, finished=finished, wait=True)
+
+    def adopt(self, step: Step) -> None:
+        """Continue from a step of the same store: its files may be pointed at."""
+        self._steps.append(step)
+        self.known.update({k: v for k, v in step.files.items() if k.startswith("best/")})
+        self.uploaded_epoch = step.epoch
+
+    def _join(self, timeout: float | None) -> None:
+        if self._thread is None:
+            return
+        started = time.perf_counter()
+        self._thread.join(timeout)
+        self.waited_s += time.perf_counter() - started
+        if not self._thread.is_alive():
+            self._thread = None
+
+    def _upload(self, epoch: int, folder: Path, finished: bool) -> None:
+        try:
+            step = self._put(epoch, folder, finished)
+        except (KfpGateError, OSError) as error:
+            self._lose(epoch, str(error).splitlines()[0] if str(error) else type(error).__name__)
+            self._retry = (epoch, folder, finished)
+            return
+        if self._retry is not None and self._retry[1] != folder:
+            shutil.rmtree(self._retry[1], ignore_errors=True)
+        self._retry = None
+        self.uploaded_epoch = epoch
+        if epoch in self.lost.epochs:
+            self.lost.epochs.remove(epoch)
+        shutil.rmtree(folder, ignore_errors=True)
+        self._forget(step)
+
+    def _put(self, epoch: int, folder: Path, finished: bool) -> Step:
+        key = f"steps/{epoch:06d}-{self.token}"
+        files = dict(self.known)
+        for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST):
+            name = path.relative_to(folder).as_posix()
+            stored = Stored(f"{key}/{name}", sha256_of(path), path.stat().st_size)
+            self.store.upload(path, stored.key)
+            files[name] = stored
+            if name.startswith("best/"):
+                self.known[name] = stored
+        manifest = json.dumps(
+            {"epoch": epoch, "finished": finished, "files": {n: vars(s) for n, s in files.items()}},
+            ensure_ascii=False, indent=1, sort_keys=True,
+        ).encode()  # fmt: skip
+        self.store.write(f"{key}/{MANIFEST}", manifest)
+        pointer = {"step": key, "epoch": epoch, "finished": finished, "manifest_sha256": sha256(manifest).hexdigest()}
+        self.store.write(POINTER, json.dumps(pointer).encode())
+        return Step(key, epoch, files, finished)
+
+    def _forget(self, step: Step) -> None:
+        self._steps.append(step)
+        kept, dropped = self._steps[-KEPT_STEPS:], self._steps[:-KEPT_STEPS]
+        needed = {s.key for k in kept for s in k.files.values()}
+        for old in dropped:
+            gone = [s.key for s in old.files.values() if s.key not in needed]
+            try:
+                # The manifest first: what is left of the step can then no longer be taken for a whole one.
+                if not any(k.startswith(f"{old.key}/") for k in needed):
+                    self.store.delete(f"{old.key}/{MANIFEST}")
+                for key in gone:
+                    self.store.delete(key)
+            except KfpGateError as error:
+                log.warning("an old checkpoint was not removed: %s", error.found)
+        self._steps = kept
+
+    def _lose(self, epoch: int, why: str) -> None:
+        self.lost.epochs.append(epoch)
+        self.lost.last_error = why
+        log.warning("the checkpoint of epoch %d did not reach %s: %s. Training goes on.", epoch, self.uri, why)
+
+
+def find_latest(uri: str) -> Step | None:
+    """The newest complete step at a URI; None if there is none.
+
+    Raises:
+        Unavailable: the store does not answer.
+    """
+    store = open_store(uri)
+    pointed = _pointed(store)
+    if pointed is not None:
+        return pointed
+    # The pointer may be missing or ahead of what is left: any step with a manifest is complete.
+    manifests = sorted((e.key for e in store.list("steps/") if e.key.endswith(f"/{MANIFEST}")), reverse=True)
+    for key in manifests:
+        step = _step(store, key.removesuffix(f"/{MANIFEST}"), None)
+        if step is not None:
+            return step
+    return None
+
+
+def fetch(uri: str, step: Step, names: list[str], folder: Path) -> dict[str, Path]:
+    """Download files of a step and compare their digests.
+
+    Raises:
+        Broken: a file is missing or is not the one that the manifest describes.
+        Unavailable: the store does not answer.
+    """
+    store = open_store(uri)
+    found = {}
+    for name in names:
+        stored = step.files.get(name)
+        target = folder / name
+        problem = "is not in the manifest" if stored is None else ""
+        if stored is not None:
+            try:
+                store.download(stored.key, target)
+            except InvalidInput as error:
+                problem = error.found
+            else:
+                if sha256_of(target) != stored.sha256:
+                    problem = "has another sha256 than the manifest says"
+        if problem:
+            raise Broken(
+                f"{name} {problem}", expected="the file that the checkpoint's manifest describes",
+                where=f"{uri}/{step.key}", next_step="resume from another checkpoint: this one is damaged",
+            )  # fmt: skip
+        found[name] = target
+    return found
+
+
+def _pointed(store: Store) -> Step | None:
+    try:
+        pointer = json.loads(store.read(POINTER))
+        return _step(store, str(pointer["step"]), str(pointer["manifest_sha256"]))
+    except InvalidInput:
+        return None
+    except (ValueError, KeyError, TypeError):
+        log.warning("%s/%s is not readable; looking for the newest complete step instead", store.uri, POINTER)
+        return None
+
+
+def _step(store: Store, key: str, digest: str | None) -> Step | None:
+    try:
+        raw = store.read(f"{key}/{MANIFEST}")
+        if digest is not None and sha256(raw).hexdigest() != digest:
+            log.warning("%s/%s is not the manifest that the pointer means", store.uri, key)
+            return None
+        values: dict[str, Any] = json.loads(raw)
+        files = {name: Stored(**stored) for name, stored in values["files"].items()}
+        return Step(key, int(values["epoch"]), files, bool(values["finished"]))
+    except (InvalidInput, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,273 @@
+"""The course of a training around its steps: validation, monitors, checkpoints, records, and when to end.
+
+One object per rank, driven by the few joints of `kfp_gate.training.trainer`. What rank 0 decides is told to all.
+"""
+
+import json
+import logging
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kfp_gate.errors import InvalidInput
+from kfp_gate.observing.memory import ControlGroup, Memory, memory_line, read_memory
+from kfp_gate.observing.phases import CHECKPOINT, DATA, OTHER, VALIDATION, Phases, phase_line
+from kfp_gate.observing.timeline import Timeline
+from kfp_gate.training import state as states
+from kfp_gate.training import weights
+from kfp_gate.training.checkpoints import RECORD, STATE, Checkpoints
+from kfp_gate.training.group import Group
+from kfp_gate.training.monitors import Monitors, Observation
+from kfp_gate.training.progress import PROGRESS, Eta, say
+from kfp_gate.training.record import Record
+from kfp_gate.training.sanity import SanityPass
+from kfp_gate.training.spec import TrainingSpec
+from kfp_gate.training.tracking import Tracker
+from kfp_gate.training.validation import Validation, Values
+
+if TYPE_CHECKING:
+    from kfp_gate.training.trainer import RankTrainer
+
+log = logging.getLogger(__name__)
+
+
+class TrainingCourse:
+    """See the module."""
+
+    def __init__(
+        self, spec: TrainingSpec, *, group: Group, validation: Validation, folder: Path, timeline: Timeline,
+        phases: Phases, record: Record, tracker: Tracker | None, checkpoints: Checkpoints | None,
+        train_images: Sequence[Path], control_group: ControlGroup | None, resume: dict[str, Any] | None,
+    ) -> None:  # fmt: skip
+        """`tracker` and `checkpoints` are rank 0's; `resume` is a state, the same on all ranks."""
+        self.spec, self.group, self.validation, self.folder = spec, group, validation, folder
+        self.timeline, self.phases, self.record = timeline, phases, record
+        self.tracker, self.checkpoints, self.train_images = tracker, checkpoints, tuple(train_images)
+        self.control_group, self.resume = control_group, resume
+        self.monitors = Monitors(spec)
+        self.best_folder = folder / "best"
+        self.last_state = folder / STATE
+        self.eta = Eta(spec.epochs, 1)
+        self.corrupt = False
+        self._values: Values = {}
+        self._restored: dict[str, Any] | None = None
+        self._epoch_started = time.monotonic()
+        self.stop_reason = ""
+        if resume is not None:
+            unknown = self.monitors.restore(resume["extra"]["monitors"])
+            if unknown:
+                log.info(
+                    "monitors %s are new in this run and start at epoch %d", ", ".join(unknown), resume["epoch"] + 1
+                )
+
+    # Joints of the trainer --------------------------------------------------------------------------------------
+
+    def begin(self, trainer: "RankTrainer") -> None:
+        """Set up: restore, then the sanity pass."""
+        self._check_images(trainer)
+        if self.resume is not None:
+            notes = states.restore(trainer, self.resume)
+            trainer.start_epoch = self.resume["epoch"]
+            trainer.scheduler.last_epoch = trainer.start_epoch - 1
+            self._restored, self.resume = self.resume, None
+            self.record.resumed["notes"] = list(notes)
+            self.timeline.write("resume", epoch=trainer.start_epoch, notes=list(notes))
+            for note in notes:
+                log.warning("resume: %s", note)
+        if self.spec.sanity_batches:
+            before = self.phases.current
+            self.phases.enter(VALIDATION)
+            self.timeline.phase = "sanity"
+            self.record.sanity = SanityPass(self).run(trainer)
+            self.timeline.write("sanity", **self.record.sanity)
+            self.timeline.phase = ""
+            self.phases.enter(before)
+        self.eta = Eta(self.spec.epochs, trainer.start_epoch + 1)
+        self.phases.take()
+
+    def epoch_begins(self, trainer: "RankTrainer", epoch: int) -> None:
+        self.timeline.phase = "train"
+        self._epoch_started = time.monotonic()
+        self._values = {}
+        if self._restored is not None:
+            # As late as possible: everything before may have drawn numbers.
+            if not trainer.train_loader.num_workers:
+                states.restore_random(trainer, self._restored)
+            self._restored = None
+        self.phases.enter(DATA)
+
+    def validate(self, trainer: "RankTrainer") -> tuple[dict[str, float], float]:
+        """All ranks; upstream gets a fitness of 0 and its real one in `epoch_ends`."""
+        self.corrupt = self.is_corrupt(trainer)
+        if self.corrupt:
+            return {}, 0.0
+        self.timeline.phase = "validate"
+        with self.phases.during(VALIDATION):
+            states.check_equal_weights(trainer.ema.ema, self.group)
+            self._values = self.validation.run(trainer.ema.ema)
+        self.phases.enter(OTHER)
+        return {}, 0.0
+
+    def is_corrupt(self, trainer: "RankTrainer") -> bool:
+        """Whether any rank's loss or weights are not finite."""
+        import torch
+        from ultralytics.utils.torch_utils import unwrap_model
+
+        bad = trainer.loss is not None and not bool(torch.isfinite(trainer.loss).all())
+        bad = bad or not all(bool(torch.isfinite(p).all()) for p in unwrap_model(trainer.model).parameters())
+        return self.group.largest(float(bad)) > 0
+
+    def recover(self, trainer: "RankTrainer", reason: str) -> bool:
+        """Go back to the last complete epoch; False if there is none. Rank 0 alone has the file."""
+        available = self.group.broadcast(self.last_state.is_file())
+        if not available:
+            return False
+        log.warning("%s; going back to the epoch before", reason)
+        self.timeline.write("recover", reason=reason)
+        payload = self.group.broadcast_bytes(self.last_state.read_bytes() if self.group.rank == 0 else b"")
+        own = self.folder / "recover.pt"
+        own.write_bytes(payload)
+        state = states.read_state(own)
+        own.unlink()
+        states.restore(trainer, state, randomness=False)
+        self.monitors.restore(state["extra"]["monitors"])
+        trainer.scheduler.last_epoch = state["epoch"] - 1
+        return True
+
+    def epoch_ends(self, trainer: "RankTrainer") -> None:
+        """Observe, write, tell. `trainer.stop` is broadcast by upstream right after this."""
+        epoch = trainer.epoch + 1
+        observation = self.monitors.observe(epoch, self._values)
+        trainer.fitness = observation.fitness
+        trainer.best_fitness = max(observation.fitness, trainer.best_fitness or -math.inf)
+        finished = trainer.stop or observation.stop or epoch >= self.spec.epochs
+        if observation.stop:
+            self.stop_reason = observation.reason
+        trainer.stop = finished
+        self.timeline.phase = "checkpoint"
+        with self.phases.during(CHECKPOINT):
+            self._remember(trainer, epoch, observation)
+            self._checkpoint(trainer, epoch, observation, finished=finished)
+        self._tell(trainer, epoch)
+
+    # Parts ------------------------------------------------------------------------------------------------------
+
+    def _check_images(self, trainer: "RankTrainer") -> None:
+        """Upstream drops images and labels that it does not like, with a line in the log at most."""
+        wanted, found = len(self.train_images), len(trainer.train_loader.dataset)
+        if found != wanted:
+            present = {Path(f).name for f in trainer.train_loader.dataset.im_files}
+            missing = [p for p in self.train_images if Path(p).name not in present][:20]
+            raise InvalidInput(
+                f"{wanted - found} of {wanted} train images were dropped by the loader: "
+                + ", ".join(Path(m).name for m in missing),
+                expected="images that decode, at least 10 pixels wide and high", where="train set",
+                next_step="repair or remove these images, and split again",
+            )  # fmt: skip
+
+    def _remember(self, trainer: "RankTrainer", epoch: int, observation: Observation) -> None:
+        if self.group.rank != 0:
+            return
+        losses = {k: float(v) for k, v in (trainer.tloss or {}).items()}
+        overall = {k: v for k, v in self._values.items() if "/" not in k or k in self.monitors.watched}
+        row = {
+            "epoch": epoch, "values": overall, "losses": losses, "lr": dict(trainer.lr),
+            "seconds": round(time.monotonic() - self._epoch_started, 3), "improved": list(observation.improved),
+        }  # fmt: skip
+        self.record.epochs = [r for r in self.record.epochs if r["epoch"] < epoch] + [row]
+        self.record.monitors = self.monitors.record()
+        self.record.not_computed = dict(self.validation.reasons)
+        self.record.stopped = self.stop_reason
+        if self.tracker is not None:
+            self.tracker.log(self._values, step=epoch)
+            self.tracker.log({f"train/{k}": v for k, v in losses.items()}, step=epoch)
+            self.tracker.log(trainer.lr, step=epoch)
+
+    def _checkpoint(self, trainer: "RankTrainer", epoch: int, observation: Observation, *, finished: bool) -> None:
+        extra = {
+            "monitors": self.monitors.state(), "settings": self.spec.settings(), "manifests": self.record.manifests,
+            "classes": list(self.record.classes), "finished": finished,
+            "run_id": self.tracker.run_id if self.tracker else "",
+        }  # fmt: skip
+        # Plain JSON inside: the reader unpickles nothing but tensors and such values.
+        captured = states.capture(trainer, epoch, extra=json.loads(json.dumps(extra)))
+        error: BaseException | None = None
+        if captured is not None:
+            try:
+                self._write(trainer, epoch, observation, captured, finished=finished)
+            except OSError as caught:
+                # A full disk costs this checkpoint; the weights in memory are whole.
+                log.warning("the checkpoint of epoch %d could not be written: %s", epoch, caught)
+                self.timeline.write("checkpoint", epoch=epoch, ok=False, error=str(caught))
+            except Exception as caught:
+                error = caught
+        self.group.agree("checkpoint", error)
+
+    def _write(
+        self, trainer: "RankTrainer", epoch: int, observation: Observation, captured: dict[str, Any], *, finished: bool
+    ) -> None:
+        started = time.perf_counter()
+        self.best_folder.mkdir(parents=True, exist_ok=True)
+        for name in observation.improved:
+            target = self.best_folder / f"{self.slot(name)}.pt"
+            weights.write_weights(trainer, target.with_suffix(".part"), epoch=epoch)
+            target.with_suffix(".part").replace(target)
+            self.record.weights[name] = {"epoch": epoch, "value": self._values[name], "file": f"best/{target.name}"}
+        part = self.last_state.with_suffix(".part")
+        states.write_state(captured, part)
+        part.replace(self.last_state)
+        if self.checkpoints is None:
+            return
+        step = self.checkpoints.begin_step(epoch)
+        shutil.copyfile(self.last_state, step / STATE)
+        (step / "best").mkdir()
+        for name in observation.improved:
+            shutil.copyfile(self.best_folder / f"{self.slot(name)}.pt", step / "best" / f"{self.slot(name)}.pt")
+        self.record.checkpoints = {
+            "uri": self.checkpoints.uri, "uploaded_epoch": self.checkpoints.uploaded_epoch,
+            "lost_epochs": list(self.checkpoints.lost.epochs), "waited_s": round(self.checkpoints.waited_s, 3),
+        }  # fmt: skip
+        self.record.write(step / RECORD)
+        shutil.copyfile(self.timeline.path, step / "timeline.jsonl")
+        queued = self.checkpoints.commit(epoch, step, finished=finished)
+        self.timeline.write("checkpoint", epoch=epoch, ok=queued, seconds=round(time.perf_counter() - started, 4))
+
+    def slot(self, monitor: str) -> str:
+        """The file name of a monitor's best weights: names may hold any character, positions do not."""
+        return f"best-{self.spec.monitors.index(monitor)}"
+
+    def memory(self, *, children: bool = False) -> Memory:
+        """This process now."""
+        return read_memory(group=self.control_group, cuda=cuda_memory(), children=children)
+
+    def _tell(self, trainer: "RankTrainer", epoch: int) -> None:
+        times, memory = self.phases.take(), self.memory(children=True)
+        self.timeline.phase = ""
+        self.timeline.write("phases", epoch=epoch, seconds=times.seconds, steps=times.steps, device=times.device)
+        self.timeline.write("memory", epoch=epoch, **memory.values())
+        if self.group.rank == 0:
+            self.timeline.write("epoch", epoch=epoch, values=self._values, losses=self.record.epochs[-1]["losses"])
+        log.info("%s", memory_line(epoch, self.spec.epochs, memory))
+        log.info("%s", phase_line(epoch, self.spec.epochs, times))
+        if self.group.rank == 0:
+            shown = {n: self._values.get(n) for n in self.spec.monitors}
+            say(
+                PROGRESS, epoch=epoch, epochs=self.spec.epochs, eta_s=round(self.eta.after(epoch), 1), monitors=shown,
+                best={w["monitor"]: w["best_epoch"] for w in self.record.monitors}, stopped=self.stop_reason,
+            )  # fmt: skip
+
+
+def cuda_memory() -> dict[str, int] | None:
+    """The allocator's bytes on this rank's device; None without one."""
+    import torch
+
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    device = torch.cuda.current_device()
+    return {
+        "reserved": torch.cuda.memory_reserved(device), "peak": torch.cuda.max_memory_reserved(device),
+        "total": torch.cuda.get_device_properties(device).total_memory,
+    }  # fmt: skip

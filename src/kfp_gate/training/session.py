@@ -1,0 +1,383 @@
+"""A rank's life from start to exit code: data, process group, training, model artifact, evidence."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kfp_gate.data.manifest import Manifest, read_manifest
+from kfp_gate.data.materialize import LocalDataset, materialize
+from kfp_gate.errors import InvalidInput, KfpGateError
+from kfp_gate.evaluation.model_folder import ModelCard, write_model_folder
+from kfp_gate.evaluation.predict import PredictSettings
+from kfp_gate.observing.memory import find_control_group, read_memory
+from kfp_gate.observing.phases import Phases
+from kfp_gate.observing.sampler import Sampler
+from kfp_gate.observing.timeline import Timeline
+from kfp_gate.storage import open_store
+from kfp_gate.training import base_model, upstream
+from kfp_gate.training import state as states
+from kfp_gate.training.checkpoints import RECORD, STATE, Checkpoints, Step, fetch, find_latest
+from kfp_gate.training.course import TrainingCourse, cuda_memory
+from kfp_gate.training.evidence import (
+    LastLines,
+    Terminated,
+    describe,
+    exit_code,
+    kind_of,
+    message_of,
+    redact,
+    write_failure,
+)
+from kfp_gate.training.group import Group, PeerFailed, Watch, choose_device, end_process
+from kfp_gate.training.heartbeat import Heartbeat
+from kfp_gate.training.progress import FAILURE, say
+from kfp_gate.training.ranks import Ranks
+from kfp_gate.training.record import Record, versions
+from kfp_gate.training.spec import TrainingSpec
+from kfp_gate.training.tracking import Tracker
+from kfp_gate.training.validation import Validation
+
+log = logging.getLogger(__name__)
+
+EVIDENCE_S = 20.0
+"""How long storing the evidence may take: the pod's end is near."""
+
+
+class Session:
+    """See the module. `run` never raises."""
+
+    def __init__(self, spec: TrainingSpec, ranks: Ranks, *, out: Path, private: Path, node: str) -> None:
+        self.spec, self.ranks, self.out, self.private = spec, ranks, out, private
+        self.run_id = spec.run_id or os.environ.get("KFP_GATE_RUN_ID", "")
+        self.timeline = Timeline(private / "timeline.jsonl", run=self.run_id, rank=ranks.rank, node=node)
+        self.lines = LastLines()
+        self.lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger().addHandler(self.lines)
+        self.group: Group | None = None
+        self.watch: Watch | None = None
+        self.tracker: Tracker | None = None
+        self.checkpoints: Checkpoints | None = None
+        self.sampler: Sampler | None = None
+        self._failing = threading.Lock()
+        self._main = threading.get_ident()
+
+    @property
+    def checkpoint_uri(self) -> str:
+        return self.spec.checkpoint_uri or str(self.out / "checkpoints")
+
+    def run(self) -> int:
+        """Train; returns the exit code."""
+        self.timeline.write("start", pid=os.getpid(), versions=versions(), ranks=vars(self.ranks))
+        try:
+            self._train()
+        except BaseException as error:
+            return self._fail(error)
+        self.timeline.write("end", exit_code=0)
+        return 0
+
+    def end_by_signal(self) -> None:
+        """Called from a timer when the main thread did not end after SIGTERM."""
+        self._fail_from_thread(Terminated("SIGTERM: the main thread did not end in time"))
+
+    # Course -----------------------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        spec = self.spec
+        upstream.settle()
+        device = choose_device(self.ranks, spec.device)
+        self.group = group = Group(self.ranks, device, timeout_s=spec.collective_timeout_s)
+        self.watch = Watch(group, timeout_s=spec.peer_timeout_s, on_failure=self._fail_from_thread)
+        log.info("rank %d of %d on %s, node %d", group.rank, group.size, device, self.ranks.node_rank)
+        if spec.batch < group.size:
+            raise InvalidInput(
+                f"batch {spec.batch} for {group.size} ranks", expected="at least one image per rank and step",
+                where="batch", next_step="raise batch or use fewer ranks",
+            )  # fmt: skip
+        manifests = {"train": read_manifest(spec.train_manifest), "val": read_manifest(spec.val_manifest)}
+        classes = _classes(manifests)
+        spec.check(classes=classes)
+        self.sampler = Sampler(self.timeline)
+        self.sampler.start()
+        self.timeline.phase = "data"
+        data = materialize(manifests, self.private / "data", source_uri=spec.source_uri or None)
+        self.timeline.phase = ""
+        validation = Validation(
+            manifests["val"], data.images["val"], group=group, settings=self._predict_settings(device),
+            confidence=spec.confidence, bands=any("size/" in m for m in spec.monitors),
+        )  # fmt: skip
+        validation.check_monitors(spec.monitors)
+        record = Record(
+            settings=spec.settings(), manifests={k: m.digest for k, m in manifests.items()}, classes=classes,
+            ranks=group.size, device=str(device),
+        )  # fmt: skip
+        resume = self._find_resume(record)
+        if self.group.rank == 0:
+            self._open_first(record, resume)
+        control_group = find_control_group()
+        course = TrainingCourse(
+            spec, group=group, validation=validation, folder=self.private, timeline=self.timeline, phases=Phases(),
+            record=record, tracker=self.tracker, checkpoints=self.checkpoints, train_images=data.images["train"],
+            control_group=control_group, resume=resume,
+        )  # fmt: skip
+        if resume is not None and (resume["extra"]["finished"] or resume["epoch"] >= spec.epochs):
+            log.info("the training ended at epoch %d already: only the model artifact is written", resume["epoch"])
+        else:
+            self._fit(course, data)
+        group.agree("training")
+        if group.rank == 0:
+            self._finish(course, manifests)
+        group.agree("model artifact")
+        if self.sampler is not None:
+            self.sampler.stop()
+        self.watch.leave()
+        group.close()
+
+    def _fit(self, course: TrainingCourse, data: LocalDataset) -> None:
+        from kfp_gate.training.trainer import RankTrainer
+
+        spec, group = self.spec, course.group
+        model = base_model.resolve(spec.base_model, self.private / "base")
+        gpu = group.device.type == "cuda"
+        arguments: dict[str, Any] = {
+            "plots": False, "deterministic": True, **spec.overrides, "task": "detect", "mode": "train",
+            "model": str(model), "data": str(data.data_yaml), "epochs": spec.epochs, "imgsz": spec.image_size,
+            "batch": spec.batch, "seed": spec.seed, "patience": 0, "workers": spec.workers if gpu else 0,
+            "device": str(group.device.index) if gpu else "cpu", "project": str(self.private), "name": "upstream",
+            "exist_ok": True, "val": True, "save": False,
+        }  # fmt: skip
+        if "amp" not in spec.overrides:
+            arguments["amp"] = {"auto": gpu, "fp32": False, "bf16": "bf16"}[spec.precision]
+        RankTrainer(arguments, course).train()
+        self.timeline.write("stop", reason=course.stop_reason or "all epochs done")
+
+    def _predict_settings(self, device: torch.device) -> PredictSettings:
+        batch = self.spec.validation_batch or max(1, 2 * self.spec.batch // self.ranks.world_size)
+        return PredictSettings(image_size=self.spec.image_size, batch=batch, device=str(device))
+
+    # Resume -----------------------------------------------------------------------------------------------------
+
+    def _find_resume(self, record: Record) -> dict[str, Any] | None:
+        """The state to continue from, on all ranks; rank 0 alone reads the store."""
+        assert self.group is not None
+        payload, error = b"", None
+        if self.group.rank == 0:
+            try:
+                payload = self._read_resume(record)
+            except KfpGateError as caught:
+                error = caught
+        self.group.agree("looking for a checkpoint", error)
+        payload = self.group.broadcast_bytes(payload)
+        if not payload:
+            return None
+        path = self.private / "resume.pt"
+        path.write_bytes(payload)
+        state = states.read_state(path)
+        path.unlink()
+        record.resumed = {**record.resumed, "epoch": state["epoch"]}
+        return state
+
+    def _read_resume(self, record: Record) -> bytes:
+        spec = self.spec
+        own = find_latest(self.checkpoint_uri)
+        step, uri = own, self.checkpoint_uri
+        if own is None and spec.resume_from:
+            step, uri = find_latest(spec.resume_from), spec.resume_from
+            if step is None:
+                raise InvalidInput(
+                    "no complete checkpoint", expected="a checkpoint that a training wrote", where=spec.resume_from,
+                    next_step="give the checkpoint URI of the earlier run, or leave resume_from empty",
+                )  # fmt: skip
+        if step is None:
+            return b""
+        files = fetch(uri, step, [STATE, RECORD, *(n for n in step.files if n.startswith("best/"))], self.private)
+        state = states.read_state(files[STATE])
+        self._compare(record, state, uri, own=own is not None)
+        earlier = _json(files[RECORD])
+        record.adopt(earlier)
+        record.resumed = {"uri": uri, "step": step.key, **record.resumed}
+        log.info("resuming from %s/%s, epoch %d", uri, step.key, step.epoch)
+        self._resumed_step = step if own is not None else None
+        return files[STATE].read_bytes()
+
+    _resumed_step: Step | None = None
+
+    def _compare(self, record: Record, state: dict[str, Any], uri: str, *, own: bool) -> None:
+        """Say what differs from the run that is continued; refuse what cannot be continued."""
+        extra = state["extra"]
+        if tuple(extra["classes"]) != record.classes:
+            raise InvalidInput(
+                f"a checkpoint with the classes {extra['classes'][:10]}", expected=f"{list(record.classes)[:10]}",
+                where=uri, next_step="resume with the data set of the first run, or start without resume_from",
+            )  # fmt: skip
+        differences = {k: {"earlier": a, "now": b} for k, (a, b) in self.spec.differences(extra["settings"]).items()}
+        for name, digest in record.manifests.items():
+            if extra["manifests"].get(name) != digest:
+                differences[f"{name} manifest"] = {"earlier": extra["manifests"].get(name), "now": digest}
+        if own and any(k.endswith(" manifest") for k in differences):
+            raise InvalidInput(
+                "checkpoints of a training on other data", expected="the checkpoints of this training",
+                where=uri, next_step="give this training a checkpoint URI of its own, or name that one as resume_from",
+            )  # fmt: skip
+        record.resumed["differences"] = differences
+        for name, values in differences.items():
+            log.info("resume: %s was %r and is now %r", name, values["earlier"], values["now"])
+
+    # Rank 0 -----------------------------------------------------------------------------------------------------
+
+    def _open_first(self, record: Record, resume: dict[str, Any] | None) -> None:
+        spec = self.spec
+        self.checkpoints = Checkpoints(self.checkpoint_uri, self.private / "uploads", bound_s=spec.upload_bound_s)
+        if self._resumed_step is not None:
+            self.checkpoints.adopt(self._resumed_step)
+        earlier = resume["extra"]["run_id"] if resume is not None and self._resumed_step is not None else ""
+        tags = {
+            "kfp_gate.step": "launch_training",
+            "kfp_gate.run_id": self.run_id,
+            "kfp_gate.ranks": self.ranks.world_size,
+        }
+        if record.resumed:
+            tags["kfp_gate.resumed_from"] = str(record.resumed.get("uri", ""))
+        self.tracker = Tracker(
+            uri=spec.tracking_uri, experiment=spec.experiment, spool=self.private / "tracking-spool.jsonl",
+            run_id=spec.mlflow_run_id or earlier, name="training", params=_flat(spec.settings()),
+            tags={k: str(v) for k, v in tags.items() if v},
+        )  # fmt: skip
+        if spec.heartbeat_bound_s:
+            Heartbeat(self.checkpoint_uri, bound_s=spec.heartbeat_bound_s).watch(self._heartbeat_stale)
+
+    def _finish(self, course: TrainingCourse, manifests: dict[str, Manifest]) -> None:
+        assert self.tracker is not None and self.checkpoints is not None
+        record, spec = course.record, self.spec
+        primary = spec.monitors[0]
+        chosen = self.private / "best" / f"{course.slot(primary)}.pt"
+        if not chosen.is_file():
+            raise InvalidInput(
+                f"{primary} had no value in any epoch", expected="at least one epoch with a value", where="monitors",
+                next_step="choose a monitor that this val set gives a value for, such as map50_95",
+            )  # fmt: skip
+        self.checkpoints.finish()
+        record.checkpoints = {
+            "uri": self.checkpoints.uri, "uploaded_epoch": self.checkpoints.uploaded_epoch,
+            "lost_epochs": list(self.checkpoints.lost.epochs), "last_error": self.checkpoints.lost.last_error,
+            "waited_s": round(self.checkpoints.waited_s, 3),
+        }  # fmt: skip
+        self.tracker.tag(**{
+            "kfp_gate.monitors": str([(m["monitor"], m["best"], m["best_epoch"]) for m in record.monitors]),
+            "kfp_gate.not_computed": str(record.not_computed),
+        })  # fmt: skip
+        training = self.out / "training"
+        training.mkdir(parents=True, exist_ok=True)
+        record.write(training / RECORD)
+        self.tracker.artifact(training / RECORD)
+        delivery = self.tracker.close(status="FINISHED")
+        record.tracking = {"uri": redact(self.tracker.uri), "run_id": self.tracker.run_id, "summary": delivery.text()}
+        record.write(training / RECORD)
+        (training / "timeline.jsonl").write_bytes(self.timeline.path.read_bytes())
+        others = {
+            m: f"{self.checkpoints.uri}/{s.key}" for m in spec.monitors[1:]
+            if (s := self.checkpoints.known.get(f"best/{course.slot(m)}.pt")) is not None
+        }  # fmt: skip
+        card = ModelCard(
+            sha256="", classes=record.classes, image_size=spec.image_size, settings=spec.settings(),
+            monitors=spec.monitors, chosen_by=primary, manifests=record.manifests, versions=versions(),
+            image=os.environ.get("KFP_GATE_IMAGE", ""), run_id=self.tracker.run_id, other_weights=others,
+        )  # fmt: skip
+        card = write_model_folder(self.out / "model", chosen, card, (m.table for m in manifests.values()))
+        log.info("model %s: best %s of epoch %s", card.sha256[:12], primary, record.weights[primary]["epoch"])
+
+    # Failure ----------------------------------------------------------------------------------------------------
+
+    def _heartbeat_stale(self, reason: str) -> None:
+        self._fail_from_thread(Terminated(f"nobody follows this training any more: {reason}"))
+
+    def _fail_from_thread(self, error: BaseException) -> None:
+        """The main thread may never come back: leave the evidence from here and end the process."""
+        if not self._failing.acquire(blocking=False):
+            return
+        end_process(self._leave_evidence(error, thread=self._main))
+
+    def _fail(self, error: BaseException) -> int:
+        if not self._failing.acquire(blocking=False):
+            threading.Event().wait(EVIDENCE_S * 2)
+        return self._leave_evidence(error)
+
+    def _leave_evidence(self, error: BaseException, *, thread: int | None = None) -> int:
+        # First of all the others, so that they stop in seconds.
+        if self.watch is not None and not isinstance(error, PeerFailed):
+            self.watch.report(f"{type(error).__name__}: {message_of(error)}")
+        facts = describe(error, thread=thread)
+        memory = read_memory(group=find_control_group(), cuda=_quiet_cuda(), children=True)
+        self.timeline.write("failure", failure=facts["kind"], message=facts["message"], **memory.values())
+        text = write_failure(
+            self.private / f"failure-rank{self.ranks.rank}.json", rank=self.ranks.rank,
+            node=self.timeline.identity["node"], phase=self.timeline.phase, memory=memory.values(),
+            versions=versions(), settings=self.spec.settings(),
+            last_lines=[redact(line) for line in self.lines.lines], **facts,
+        )  # fmt: skip
+        done = threading.Thread(target=self._store_evidence, args=(text, error), daemon=True)
+        done.start()
+        done.join(EVIDENCE_S)
+        if kind_of(error) in ("user", "peer", "terminated", "unavailable"):
+            log.error("\n%s", message_of(error))
+        else:
+            log.error("\n%s\n%s", facts["traceback"], message_of(error))
+        say(FAILURE, rank=self.ranks.rank, kind=facts["kind"], message=facts["message"], peer=facts["peer"],
+            phase=self.timeline.phase, exit_code=exit_code(error))  # fmt: skip
+        return exit_code(error)
+
+    def _store_evidence(self, text: str, error: BaseException) -> None:
+        try:
+            store = open_store(self.checkpoint_uri)
+            store.write(f"evidence/failure-rank{self.ranks.rank}.json", text.encode())
+            store.write(f"evidence/timeline-rank{self.ranks.rank}.jsonl", self.timeline.path.read_bytes())
+            if self.tracker is not None:
+                waiting = self.tracker.deliver_later()
+                if waiting:
+                    store.write("evidence/tracking-spool.jsonl", "\n".join(waiting).encode())
+        except Exception as problem:
+            log.warning("the evidence did not reach %s: %s", self.checkpoint_uri, type(problem).__name__)
+        if self.tracker is not None:
+            self.tracker.tag(**{"kfp_gate.failure": f"{kind_of(error)}: {message_of(error)}"})
+            self.tracker.artifact(self.private / f"failure-rank{self.ranks.rank}.json", "evidence")
+            self.tracker.close(status="KILLED" if kind_of(error) == "terminated" else "FAILED", timeout_s=10)
+
+
+def _classes(manifests: dict[str, Manifest]) -> tuple[str, ...]:
+    train, val = manifests["train"], manifests["val"]
+    problem = ""
+    if train.classes != val.classes:
+        problem = f"train has {list(train.classes)[:10]}, val has {list(val.classes)[:10]}"
+    elif not train.classes:
+        problem = "no class at all"
+    elif not len(train) or not len(val):
+        problem = f"{len(train)} train images and {len(val)} val images"
+    if problem:
+        raise InvalidInput(
+            problem, expected="train and val manifests with images and with the same classes", where="manifests",
+            next_step="take both from the same run of split_dataset",
+        )  # fmt: skip
+    return train.classes
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    flat = {k: v for k, v in settings.items() if k != "overrides"}
+    return flat | {f"overrides.{k}": v for k, v in settings["overrides"].items()}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    import json
+
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _quiet_cuda() -> dict[str, int] | None:
+    try:
+        return cuda_memory()
+    except RuntimeError:
+        # The device may be the reason why we are here.
+        return None

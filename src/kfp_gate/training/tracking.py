@@ -1,0 +1,269 @@
+"""Metrics to MLflow, from rank 0, in a thread of their own.
+
+Everything is written to a spool file first and delivered from there: a server that is down at the start, in the
+middle or for good never stops training, and what was not delivered is counted and kept. One bad or non-finite
+value never costs the others: names go through the exact map, values are checked here, and a batch that the server
+refuses is sent again in halves until the culprit stands alone.
+"""
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kfp_gate import metric_names
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+"""Metrics per call; MLflow's limit is 1000, and a larger call is written in part before a bad name is found."""
+
+BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+TAG_LIMIT = 5000
+
+
+@dataclass
+class Delivery:
+    """What happened to the values: delivered, refused by the server for good, never a number, still waiting."""
+
+    delivered: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    not_finite: dict[str, int] = field(default_factory=dict)
+    waiting: int = 0
+    last_error: str = ""
+
+    def text(self) -> str:
+        parts = [f"{self.delivered} values delivered"]
+        if self.waiting:
+            parts.append(f"{self.waiting} not delivered ({self.last_error})")
+        if self.refused:
+            parts.append(f"refused: {', '.join(sorted(self.refused))}")
+        if self.not_finite:
+            parts.append(f"not finite: {', '.join(sorted(self.not_finite))}")
+        return "; ".join(parts)
+
+
+class Tracker:
+    """The MLflow run of a training. Without a tracking URI it keeps nothing and says nothing."""
+
+    def __init__(
+        self, *, uri: str, experiment: str, spool: Path, run_id: str = "", name: str = "training",
+        params: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Start delivering.
+
+        Args:
+            uri: the server, or sqlite:///file; empty: MLFLOW_TRACKING_URI, else no tracking.
+            experiment: made if missing.
+            spool: a file that grows by what is logged.
+            run_id: a run to continue; empty: one is made as soon as the server answers.
+            name: the run's name.
+            params: logged once.
+            tags: set once.
+        """
+        self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        self.experiment, self.run_id, self.name, self.spool = experiment, run_id, name, spool
+        self.delivery = Delivery()
+        self._params, self._tags = dict(params or {}), {k: str(v) for k, v in (tags or {}).items()}
+        self._queue: deque[tuple[str, Any]] = deque()
+        self._lock = threading.Lock()
+        self._wake, self._done = threading.Event(), threading.Event()
+        self._client: Any = None
+        self._opened = False
+        self._thread: threading.Thread | None = None
+        self._names: dict[str, str] = {}
+        if self.uri:
+            # The defaults (7 retries, 120 s each) would hold the end of a training for minutes.
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+            os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
+            self._thread = threading.Thread(target=self._deliver, name="kfp-gate-tracking", daemon=True)
+            self._thread.start()
+
+    @property
+    def active(self) -> bool:
+        return self._thread is not None
+
+    def log(self, values: Mapping[str, float | None], *, step: int) -> None:
+        """Log values under their canonical names. None ("not computed") is left out; never raises."""
+        if not self.active:
+            return
+        now = int(time.time() * 1000)
+        rows = []
+        for name, value in values.items():
+            if value is None:
+                continue
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                number = math.nan
+            if not math.isfinite(number):
+                self.delivery.not_finite[name] = self.delivery.not_finite.get(name, 0) + 1
+                continue
+            key = metric_names.to_mlflow(name)
+            self._names[key] = name
+            rows.append((key, number, now, step))
+        self._add(("metrics", rows))
+
+    def tag(self, **tags: str) -> None:
+        """Set tags; a value is cut at 5000 characters."""
+        if self.active:
+            self._add(("tags", {k: str(v)[:TAG_LIMIT] for k, v in tags.items()}))
+
+    def artifact(self, path: Path, folder: str = "training") -> None:
+        """Upload a file beside the run."""
+        if self.active:
+            self._add(("artifact", (str(path), folder)))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything is delivered; False if something still waits after the timeout."""
+        deadline = time.monotonic() + timeout_s
+        self._wake.set()
+        while self._queue and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return not self._queue
+
+    def close(self, *, status: str, timeout_s: float = 30.0) -> Delivery:
+        """End the run and say what was lost. The spool file stays where something was not delivered."""
+        if not self.active:
+            return self.delivery
+        shortened = {k: n for k, n in self._names.items() if k != n}
+        if shortened:
+            # Values are found again by their real names, also those that were too long for MLflow.
+            self.tag(**{"kfp_gate.metric_names": json.dumps(shortened, ensure_ascii=False)[:TAG_LIMIT]})
+        self._add(("end", status))
+        self.flush(timeout_s)
+        self._done.set()
+        self._wake.set()
+        with self._lock:
+            self.delivery.waiting = sum(len(p) if k in ("metrics", "tags") else 1 for k, p in self._queue)
+        if self.delivery.waiting:
+            log.warning("tracking: %s. Kept in %s", self.delivery.text(), self.spool)
+        elif self.spool.exists() and not self.delivery.refused:
+            self.spool.unlink(missing_ok=True)
+        return self.delivery
+
+    def deliver_later(self) -> list[str]:
+        """The spool's lines that were not delivered, for storage."""
+        with self._lock:
+            return [json.dumps(item, ensure_ascii=False) for item in self._queue]
+
+    def _add(self, item: tuple[str, Any]) -> None:
+        with self._lock:
+            self._queue.append(item)
+        try:
+            with self.spool.open("a", encoding="utf-8") as handle:
+                handle.write(json.dumps(item, ensure_ascii=False) + "\n")
+        except OSError as error:
+            log.debug("the spool could not be written: %s", error)
+        self._wake.set()
+
+    def _deliver(self) -> None:
+        failures = 0
+        while not self._done.is_set():
+            self._wake.wait(1.0)
+            self._wake.clear()
+            while self._queue and not self._done.is_set():
+                try:
+                    self._open()
+                    with self._lock:
+                        item = self._queue[0]
+                    self._send(item)
+                except Exception as error:
+                    # Whatever the client raises: tracking is never worth a training.
+                    self.delivery.last_error = _short(error)
+                    if failures == 0:
+                        log.warning(
+                            "tracking: %s does not take values now (%s); they are kept", self.uri, _short(error)
+                        )
+                    self._done.wait(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+                    failures += 1
+                    continue
+                if failures:
+                    log.info("tracking: %s answers again", self.uri)
+                failures = 0
+                with self._lock:
+                    self._queue.popleft()
+
+    def _open(self) -> None:
+        if self._opened:
+            return
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        if self._client is None:
+            self._client = MlflowClient(self.uri)
+        if not self.run_id:
+            found = self._client.get_experiment_by_name(self.experiment)
+            try:
+                experiment = found.experiment_id if found else self._client.create_experiment(self.experiment)
+            except MlflowException:
+                # Another pipeline made it in between.
+                experiment = self._client.get_experiment_by_name(self.experiment).experiment_id
+            tags = {"mlflow.runName": self.name, **self._tags}
+            if os.environ.get("MLFLOW_RUN_ID"):
+                tags.setdefault("mlflow.parentRunId", os.environ["MLFLOW_RUN_ID"])
+            self.run_id = self._client.create_run(experiment, tags=tags).info.run_id
+        else:
+            self._client.update_run(self.run_id, status="RUNNING")
+            for key, value in self._tags.items():
+                self._client.set_tag(self.run_id, key, value)
+        self._opened = True
+        self._send(("params", self._params))
+
+    def _send(self, item: tuple[str, Any]) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        kind, payload = item
+        if kind == "metrics":
+            for start in range(0, len(payload), BATCH):
+                self._batch("metrics", [Metric(*row) for row in payload[start : start + BATCH]])
+        elif kind == "params":
+            rows = [Param(k, str(v)[:6000]) for k, v in payload.items()]
+            for start in range(0, len(rows), 100):
+                self._batch("params", rows[start : start + 100])
+        elif kind == "tags":
+            self._batch("tags", [RunTag(k, v) for k, v in payload.items()])
+        elif kind == "artifact":
+            path, folder = payload
+            if Path(path).is_file():
+                self._client.log_artifact(self.run_id, path, folder)
+        elif kind == "end":
+            self._client.set_terminated(self.run_id, status=payload)
+
+    def _batch(self, kind: str, rows: list[Any]) -> None:
+        from mlflow.exceptions import MlflowException
+
+        if not rows:
+            return
+        try:
+            self._client.log_batch(self.run_id, **{kind: rows})
+        except MlflowException as error:
+            if not _is_refusal(error):
+                raise
+            if len(rows) == 1:
+                self.delivery.refused[rows[0].key] = _short(error)
+                log.warning("tracking: the server refused %r: %s", rows[0].key, _short(error))
+                return
+            middle = len(rows) // 2
+            self._batch(kind, rows[:middle])
+            self._batch(kind, rows[middle:])
+            return
+        if kind == "metrics":
+            self.delivery.delivered += len(rows)
+
+
+def _is_refusal(error: Any) -> bool:
+    """The server understood and said no: sending it again changes nothing. All else is an outage."""
+    return getattr(error, "error_code", "") in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

@@ -1,0 +1,224 @@
+"""All of our overrides of the upstream trainer, in one place.
+
+Each names the upstream behaviour that it replaces (ultralytics 8.4.190), and has a test that fails when
+upstream no longer behaves so. Everything that is not upstream's business lives elsewhere: validation, monitors,
+checkpoints and tracking are handed in as a `Course`, which this class calls at its few joints.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from ultralytics.models.yolo.detect import DetectionTrainer
+from ultralytics.utils.torch_utils import unwrap_model
+
+from kfp_gate.errors import Broken
+from kfp_gate.observing import phases
+from kfp_gate.training.group import Group
+
+NAN_ATTEMPTS = 3
+"""Recoveries in a row before training gives up."""
+
+
+class Course(Protocol):
+    """What happens around the steps: implemented by `kfp_gate.training.course`."""
+
+    group: Group
+    phases: phases.Phases
+    corrupt: bool
+
+    def begin(self, trainer: "RankTrainer") -> None: ...
+    def epoch_begins(self, trainer: "RankTrainer", epoch: int) -> None: ...
+    def validate(self, trainer: "RankTrainer") -> tuple[dict[str, float], float]: ...
+    def recover(self, trainer: "RankTrainer", reason: str) -> bool: ...
+    def epoch_ends(self, trainer: "RankTrainer") -> None: ...
+
+
+class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no types
+    """One rank of a training. `course` decides and records; upstream moves the weights."""
+
+    def __init__(self, overrides: dict[str, Any], course: Course) -> None:
+        self.course = course
+        self.group = course.group
+        self._nominal_accumulate = 1
+        self._stepping = False
+        self._batch_index = -1
+        self._last_step = -1
+        # Upstream's default callbacks are replaced as a whole: its trackers attach themselves by the class's name,
+        # and its MLflow callback turns every failure into a warning and training off the record.
+        super().__init__(overrides=overrides, _callbacks=defaultdict(list))
+        # Upstream takes the world from the number of local devices, so ranks in pods of their own would each train
+        # a model of their own, and nothing would complain.
+        if self.group.size > 1:
+            self.world_size, self.ddp = self.group.size, False
+            self.device = self.group.device
+        # Upstream sets min(8, cores of the node - 1) threads, whatever the container's quota and OMP_NUM_THREADS say.
+        torch.set_num_threads(thread_count())
+        self.callbacks["on_train_epoch_start"].append(self._epoch_begins)
+        self.callbacks["on_train_batch_start"].append(self._batch_begins)
+        self.callbacks["on_train_batch_end"].append(self._batch_ends)
+        self.callbacks["on_fit_epoch_end"].append(self.course.epoch_ends)
+
+    # Start ------------------------------------------------------------------------------------------------------
+
+    def _setup_ddp(self) -> None:
+        """Upstream makes its own group, over the devices of this machine alone. Ours exists already."""
+        self.device = self.group.device
+        if self.device.type != "cpu":
+            from ultralytics.utils.torch_utils import get_torch_device_backend
+
+            self.accelerator = get_torch_device_backend(self.device)
+
+    def _setup_train(self) -> None:
+        """Upstream hands `device_ids=[None]` to DDP on CPU, which refuses it."""
+        wrapper = nn.parallel.DistributedDataParallel
+        if self.device.type == "cpu" and self.group.size > 1:
+            nn.parallel.DistributedDataParallel = _without_device_ids(wrapper)
+        try:
+            super()._setup_train()
+        finally:
+            nn.parallel.DistributedDataParallel = wrapper
+        # Upstream's early stopping knows one value, never fires at mAP 0, and is not in `Monitors`' hands.
+        self.stopper = _NeverStops()
+        self.metrics: dict[str, float] = {}
+        unwrap_model(self.model).register_forward_hook(lambda *_: self._forward_done())
+        self.course.begin(self)
+
+    def _build_train_pipeline(self) -> None:
+        # Also runs again when upstream halves the batch after running out of GPU memory.
+        self._stepping, self._last_step = False, -1
+        super()._build_train_pipeline()
+
+    def get_dataloader(self, dataset_path: str, batch_size: int = 16, rank: int = 0, mode: str = "train") -> Any:
+        """Upstream keeps a second set of loader workers, twice as many, with prefetched validation batches."""
+        if mode == "val":
+            return _NoLoader()
+        return super().get_dataloader(dataset_path, batch_size, rank, mode)
+
+    def get_validator(self) -> Any:
+        """Upstream's validator is never run: values come from the evaluator that the gate uses."""
+        return SimpleNamespace(metrics=SimpleNamespace(keys=[]), dataloader=None, args=SimpleNamespace(plots=False))
+
+    # Steps ------------------------------------------------------------------------------------------------------
+
+    def preprocess_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = super().preprocess_batch(batch)
+        if self._stepping:
+            self.course.phases.enter(phases.FORWARD)
+        return result
+
+    def optimizer_step(self) -> None:
+        self.course.phases.enter(phases.OPTIMIZER)
+        super().optimizer_step()
+        self._last_step = self._batch_index
+
+    @property
+    def accumulate(self) -> float:
+        """Upstream forgets on resume how many batches it has accumulated, and steps at once.
+
+        While steps run, upstream asks `ni - last_opt_step >= accumulate`; we answer from counters that a checkpoint
+        holds, so that a resumed run steps where the first one would have.
+        """
+        if not self._stepping:
+            return self._nominal_accumulate
+        due = self._batch_index - self._last_step >= self._accumulate_now()
+        return -math.inf if due else math.inf
+
+    @accumulate.setter
+    def accumulate(self, value: int) -> None:
+        if not self._stepping:
+            self._nominal_accumulate = value
+
+    def _accumulate_now(self) -> int:
+        warmup = self._get_warmup_iterations(len(self.train_loader))
+        if warmup and self._batch_index <= warmup:
+            return max(1, round(float(np.interp(self._batch_index, [0, warmup], [1, self._nominal_accumulate]))))
+        return self._nominal_accumulate
+
+    def _epoch_begins(self, _trainer: Any) -> None:
+        self._batch_index = self.epoch * len(self.train_loader) - 1
+        self._stepping = True
+        self.course.epoch_begins(self, self.epoch + 1)
+
+    def _batch_begins(self, _trainer: Any) -> None:
+        self._batch_index += 1
+        self.course.phases.enter(phases.TRANSFER)
+
+    def _forward_done(self) -> None:
+        if self._stepping and self.course.phases.current == phases.FORWARD:
+            self.course.phases.enter(phases.BACKWARD)
+
+    def _batch_ends(self, _trainer: Any) -> None:
+        self.course.phases.step_done()
+        self.course.phases.enter(phases.DATA)
+
+    # Ends of epochs ---------------------------------------------------------------------------------------------
+
+    def validate(self) -> tuple[dict[str, float], float]:
+        """Upstream computes its own mAP, with rectangular batches, and gives other ranks None."""
+        return self.course.validate(self)
+
+    def _handle_nan_recovery(self, epoch: int) -> bool:
+        """Upstream asks rank 0's loss alone, and every rank for a last.pt that only rank 0 has."""
+        if not self.course.corrupt:
+            return False
+        self.nan_recovery_attempts += 1
+        reason = f"the loss or the weights are not finite in epoch {epoch + 1}"
+        if self.nan_recovery_attempts > NAN_ATTEMPTS or not self.course.recover(self, reason):
+            raise Broken(
+                reason, expected="finite values", where="training",
+                next_step="lower the learning rate (overrides lr0) or set precision to 'fp32', and look at the labels",
+            )  # fmt: skip
+        return True
+
+    def save_metrics(self, metrics: dict[str, Any]) -> None:
+        """Upstream writes a CSV whose header breaks at a comma in a class name; the timeline holds the values."""
+
+    def save_model(self) -> bool:
+        """Upstream's checkpoints hold half-precision weights alone, on rank 0's disk alone. See `epoch_ends`."""
+        return True
+
+    def final_eval(self) -> None:
+        """Upstream's last validation runs on rank 0, while the others are already gone."""
+
+    def plot_metrics(self) -> None:
+        """Upstream draws from the CSV."""
+
+
+class _NeverStops:
+    """Stands where upstream keeps its early stopping: `Course.epoch_ends` sets `stop` itself, just before upstream
+    broadcasts it."""
+
+    possible_stop = False
+
+    def __call__(self, _epoch: int, _fitness: float) -> bool:
+        return False
+
+
+class _NoLoader:
+    """Stands where upstream keeps its validation loader."""
+
+    dataset: tuple[()] = ()
+
+    def close(self) -> None: ...
+    def reset(self) -> None: ...
+
+
+def thread_count() -> int:
+    """CPU threads for this process: OMP_NUM_THREADS, else what the container may use."""
+    import os
+
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdigit() and int(text) > 0 else max(1, min(8, len(os.sched_getaffinity(0))))
+
+
+def _without_device_ids(wrapper: Any) -> Callable[..., Any]:
+    def wrap(module: nn.Module, device_ids: Any = None, **more: Any) -> Any:
+        return wrapper(module, **more)
+
+    return wrap
