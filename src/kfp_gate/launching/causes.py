@@ -91,7 +91,7 @@ def _first(ends: Sequence[RankEnd]) -> RankEnd | None:
     own = [end for end in close if end.cause not in CONSEQUENCES] or [
         end for end in failed if end.cause not in CONSEQUENCES and end.cause != "unknown"
     ]
-    return min(own or close, key=lambda end: (end.ended_at if end.ended_at is not None else begin, end.rank))
+    return min(own or close, key=lambda end: (end.ended_at is None, end.ended_at or begin, end.rank))
 
 
 def _end(one: Seen) -> RankEnd:

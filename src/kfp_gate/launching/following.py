@@ -1,0 +1,380 @@
+"""One job from its creation to its end: every rank's log, every wait explained, and how it ended."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kfp_gate.launching.api import Api, Away, Refused, denied
+from kfp_gate.launching.causes import NEXT_CHECK, Seen, explain, with_cause
+from kfp_gate.launching.kinds import JobState, Kind
+from kfp_gate.launching.logs import Follower
+from kfp_gate.launching.outcome import Cause, Outcome, RankEnd
+from kfp_gate.launching.pod_watch import PodWatch
+from kfp_gate.launching.pods import HOPELESS_REASONS, Pod, ending, seconds, waiting
+from kfp_gate.launching.rank import END_PREFIX
+from kfp_gate.launching.worker_lines import ProgressReport, WorkerLines
+from kfp_gate.launching.worker_pod import JobRequest
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds. How long each thing may take before it is said, or given up."""
+
+    poll: float = 5.0
+    say: float = 60.0
+    start: float = 300.0
+    settle: float = 120.0
+    drain: float = 120.0
+    stragglers: float = 30.0
+    no_pods: float = 30.0
+
+
+@dataclass
+class Rank:
+    """One pod of the job, followed."""
+
+    pod: Pod
+    number: int
+    follower: Follower
+    thread: threading.Thread
+    lines: WorkerLines = field(default_factory=WorkerLines)
+
+
+class Following:
+    """Follows one attempt. `run` returns its outcome; the model is still in storage then."""
+
+    def __init__(
+        self, api: Api, kind: Kind, request: JobRequest, *, say: Callable[[str], None] | None = None,
+        beat: Callable[[], None] = lambda: None, patience: Patience | None = None,
+    ) -> None:  # fmt: skip
+        self.api, self.kind, self.request, self.patience = api, kind, request, patience or Patience()
+        self.options = request.options
+        self.say_lines = _writer(say)
+        self.beat = beat
+        self.job_text = f"{kind.name} {request.namespace}/{request.name}"
+        self.watch = PodWatch(api, request.namespace, kind.selector(request.name), self._pod)
+        self.ranks: dict[str, Rank] = {}
+        self.lock = threading.Lock()
+        self.stop = threading.Event()
+        self.report = ProgressReport(lambda text: self.say_lines([text]), self.patience.say)
+        self.job: dict[str, Any] = {}
+        self.state: tuple[JobState, str, str] = ("running", "", "")
+        self.job_gone = False
+        self._said: dict[str, tuple[str, float]] = {}
+        self._waiting_since: dict[str, float] = {}
+        self._poll_at = 0.0
+        self._ending_since = 0.0
+        self._ended_stragglers = False
+
+    def run(self) -> Outcome:
+        """Until the job has ended and its logs are read.
+
+        Raises:
+            Unavailable: the API server stayed away.
+            InvalidInput: pods or job may not be read.
+        """
+        self.watch.start()
+        began = time.monotonic()
+        try:
+            while True:
+                self.beat()
+                self._follow_new_pods()
+                self._poll_job()
+                if given_up := self._waits(began):
+                    return given_up
+                if self._deadline_passed():
+                    return self._deadline()
+                if self._ended():
+                    return self._outcome()
+                self.watch.changed.wait(0.5)
+                self.watch.changed.clear()
+        finally:
+            self.stop.set()
+            self.watch.stop.set()
+
+    # -- what is going on ------------------------------------------------------------------------------
+
+    def _pod(self, body: dict[str, Any]) -> Pod:
+        meta = body.get("metadata", {})
+        rank = self.kind.rank_of(meta.get("labels") or {}, self.options)
+        return Pod(str(meta.get("name", "")), str(meta.get("uid", "")), rank, body, self.kind.container)
+
+    def _follow_new_pods(self) -> None:
+        if self.watch.denied is not None and self.watch.denied.status in (401, 403) and not self.watch.listed.is_set():
+            raise denied(self.watch.denied, "listing the job's pods", self.watch.path)
+        for pod, _gone in self.watch.pods():
+            if pod.rank is None:
+                continue
+            if pod.uid in self.ranks:
+                self.ranks[pod.uid].pod = pod
+                continue
+            follower = Follower(
+                self.api, self.request.namespace, pod, lambda p=pod: self.watch.read(p.name, p.uid),  # type: ignore[misc]
+                lambda lines, uid=pod.uid: self._lines(uid, lines), self.stop,  # type: ignore[misc]
+                note=lambda text, n=pod.rank: self.say_lines([f"[rank {n}] -- {text} --"]),  # type: ignore[misc]
+            )  # fmt: skip
+            thread = threading.Thread(target=follower.run, name=f"follow-{pod.name}", daemon=True)
+            self.ranks[pod.uid] = Rank(pod, pod.rank, follower, thread)
+            thread.start()
+
+    def _lines(self, uid: str, raw: list[bytes]) -> None:
+        rank = self.ranks[uid]
+        prefix = f"[rank {rank.number}] "
+        shown = []
+        for line in raw:
+            text = line.decode("utf-8", errors="replace").rstrip("\r")
+            rank.lines.feed(text)
+            if text and not text.startswith(END_PREFIX):
+                shown.append(prefix + text)
+        if shown:
+            with self.lock:
+                self.say_lines(shown)
+
+    def _poll_job(self) -> None:
+        now = time.monotonic()
+        for rank in list(self.ranks.values()):
+            if rank.number == 0:
+                self.report.update(rank.lines, now)
+        if now < self._poll_at:
+            return
+        self._poll_at = now + self.patience.poll
+        path = self.kind.path(self.request.namespace, self.request.name)
+        try:
+            self.job = self.api.call("GET", path, while_waiting=self.beat)
+            self.state = self.kind.state(self.job)
+        except Refused as refused:
+            if refused.status != 404:
+                raise denied(refused, f"reading {self.job_text}", path) from None
+            self.job_gone = True
+
+    # -- waits -------------------------------------------------------------------------------------------
+
+    def _waits(self, began: float) -> Outcome | None:
+        """Say why pods do not run; give up when it cannot, or did not, get better."""
+        now = time.monotonic()
+        if self.state[0] == "suspended":
+            self._say_now_and_then("job", f"{self.job_text} waits in its queue: {self.state[2] or 'suspended'}")
+            self._waiting_since.clear()
+            return None
+        if self.state[0] != "running" or self.job_gone:
+            return None
+        current = [(pod, reason) for pod, gone in self.watch.pods() if not gone and (reason := waiting(pod))]
+        keys = {pod.uid for pod, _ in current}
+        for key in [key for key in self._waiting_since if key not in keys and key != "job"]:
+            del self._waiting_since[key]
+        for pod, (cause, text) in current:
+            since = self._waiting_since.setdefault(pod.uid, now)
+            who = f"rank {pod.rank}" if pod.rank is not None else pod.name
+            self._say_now_and_then(pod.uid, f"{who} waits ({cause if cause != 'unknown' else 'starting'}): {text}")
+            limit = self.patience.start if cause in ("image-pull", "container-start") else self.options.pending_seconds
+            hopeless = text.split(":")[0] in HOPELESS_REASONS
+            if hopeless or now - since > limit:
+                return self._give_up(cause, pod.rank, f"rank {pod.rank} never started", (text,), now - since)
+        if self.watch.listed.is_set() and not self.watch.pods():
+            since = self._waiting_since.setdefault("job", now)
+            if now - max(since, began) > self.patience.no_pods:
+                found = self._creation_failures()
+                cause = "quota" if any("quota" in text for text in found) else "unknown"
+                self._say_now_and_then(
+                    "job", f"{self.job_text} has no pods yet: {'; '.join(found) or 'no reason known'}"
+                )
+                if now - since > self.options.pending_seconds:
+                    return self._give_up(cause, None, f"{self.job_text} never got its pods", tuple(found), now - since)
+        else:
+            self._waiting_since.pop("job", None)
+        return None
+
+    def _give_up(self, cause: Cause, rank: int | None, what: str, evidence: tuple[str, ...], waited: float) -> Outcome:
+        if rank is not None:
+            evidence += tuple(self._pod_events(rank))
+        texts = {
+            "image-pull": "its image could not be pulled",
+            "unschedulable": "no node takes it",
+            "container-start": "its container could not be created",
+            "quota": "the namespace's quota is used up",
+        }
+        self._delete_job()
+        ends = tuple(_rank_end(item) for item in sorted(self.ranks.values(), key=lambda item: item.number))
+        return Outcome(
+            "failed", cause, rank, f"{what}: {texts.get(cause, 'no reason is known')} (waited {waited:.0f} s)",
+            evidence, NEXT_CHECK[cause], ends, None, self.job_text,
+        )  # fmt: skip
+
+    def _say_now_and_then(self, key: str, text: str) -> None:
+        """At once when it is news, else once a minute."""
+        said, at = self._said.get(key, ("", -1e9))
+        now = time.monotonic()
+        if text != said or now - at >= self.patience.say:
+            self._said[key] = (text, now)
+            with self.lock:
+                self.say_lines([text])
+
+    def _creation_failures(self) -> list[str]:
+        """Why the job's controller could not create pods: events of jobs whose names begin with ours."""
+        found = self._events({"fieldSelector": "reason=FailedCreate"})
+        if found is None:
+            return ["events could not be read (docs/cluster.md, permissions)"]
+        mine = [
+            event for event in found if event.get("involvedObject", {}).get("name", "").startswith(self.request.name)
+        ]
+        return sorted({str(event.get("message", "")) for event in mine})
+
+    def _pod_events(self, rank: int | None) -> list[str]:
+        """Warnings about the first failed rank's pod, in the cluster's words."""
+        found: list[str] = []
+        for item in self.ranks.values():
+            if item.number != rank:
+                continue
+            events = self._events({"fieldSelector": f"involvedObject.uid={item.pod.uid}"})
+            if events is None:
+                return ["events could not be read (docs/cluster.md, permissions)"]
+            texts = [f"event {e.get('reason')}: {e.get('message')}" for e in events if _telling(e)]
+            found += list(dict.fromkeys(texts))[-6:]
+        return found
+
+    def _events(self, query: dict[str, str]) -> list[dict[str, Any]] | None:
+        try:
+            listing = self.api.once("GET", f"/api/v1/namespaces/{self.request.namespace}/events", query=query)
+        except (Refused, Away):
+            return None
+        return list(listing.get("items", ()))
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def _deadline_passed(self) -> bool:
+        created = seconds(self.job.get("metadata", {}).get("creationTimestamp"))
+        limit = self.options.deadline_seconds
+        return bool(limit and created and time.time() - created > limit and self.state[0] == "running")
+
+    def _deadline(self) -> Outcome:
+        outcome = self._explain()
+        self._delete_job()
+        return with_cause(
+            outcome,
+            "deadline",
+            f"{self.job_text} was stopped: its deadline of {self.options.deadline_seconds} s passed",
+        )
+
+    def _ended(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        pods = [(pod, gone) for pod, gone in self.watch.pods() if pod.rank is not None]
+        settled = {pod.rank for pod, gone in pods if gone or pod.finished}
+        all_settled = self.watch.listed.is_set() and len(settled) >= self.options.nodes
+        final = self.job_gone or self.state[0] in ("succeeded", "failed")
+        broken = any(not gone and pod.finished and pod.phase != "Succeeded" for pod, gone in pods)
+        if not final and not all_settled and not broken:
+            self._ending_since = 0.0
+            return False
+        now = time.monotonic()
+        self._ending_since = self._ending_since or now
+        waited = now - self._ending_since
+        running = [pod for pod, gone in pods if not gone and not pod.finished]
+        if running and waited > self.patience.stragglers and not self._ended_stragglers:
+            # A rank that waits in a collective for a dead one would wait for its whole timeout.
+            self._ended_stragglers = True
+            for pod in running:
+                self._delete(f"/api/v1/namespaces/{self.request.namespace}/pods/{pod.name}")
+        read = self.watch.listed.is_set() and not any(rank.thread.is_alive() for rank in self.ranks.values())
+        if not read and waited < self.patience.drain + self.patience.stragglers:
+            return False
+        # The controller's word may come later than the pods' ends; without one the pods decide.
+        return final or waited > self.patience.settle
+
+    def _outcome(self) -> Outcome:
+        pods = [(pod, gone) for pod, gone in self.watch.pods() if pod.rank is not None]
+        codes = [self._code(pod) for pod, _ in pods]
+        all_well = len(pods) >= self.options.nodes and all(code == 0 for code in codes)
+        claimed = self.state[0] == "succeeded" and not any(code for code in codes if code is not None)
+        unfinished = any(not gone and not pod.finished for pod, gone in pods)
+        if (all_well and self.state[0] != "failed") or (claimed and not unfinished):
+            ends = tuple(RankEnd(pod.rank or 0, self._code(pod), ending(pod)[2], "none") for pod, _ in pods)
+            return Outcome("succeeded", ranks=ends, job=self.job_text, summary=f"{self.job_text}: all ranks ended well")
+        outcome = self._explain()
+        if self.state[1] == "DeadlineExceeded":
+            return with_cause(outcome, "deadline", f"{self.job_text} was stopped: {self.state[2] or 'deadline'}")
+        if self.job_gone and outcome.cause in ("unknown", "pods-deleted", "killed"):
+            return with_cause(outcome, "job-deleted", f"{self.job_text} was deleted while it was followed")
+        return outcome
+
+    def _code(self, pod: Pod) -> int | None:
+        rank = self.ranks.get(pod.uid)
+        code = ending(pod)[1]
+        if code is None and rank is not None:
+            code = rank.lines.end.get("exit_code")
+        return code
+
+    def _explain(self) -> Outcome:
+        seen: list[Seen] = []
+        displaced: list[int] = []
+        for pod, gone in self.watch.pods():
+            rank = self.ranks.get(pod.uid)
+            if rank is None:
+                continue
+            cause, _, ended_at, evidence = ending(pod)
+            code = self._code(pod)
+            taken = cause is None and (gone or pod.deleting or not pod.finished)
+            own_end = code not in (None, 143, 137) and not rank.lines.end.get("reason")
+            if taken and not own_end:
+                displaced.append(len(seen))
+            seen.append(Seen(rank.number, code, ended_at, rank.lines, cause, evidence))
+        failed = [n for n, one in enumerate(seen) if n not in displaced and (one.exit_code or one.cause)]
+        for n in displaced:
+            one = seen[n]
+            if failed:
+                seen[n] = Seen(one.rank, one.exit_code, one.ended_at, one.lines, None, one.evidence, True)
+            else:
+                seen[n] = Seen(one.rank, one.exit_code, one.ended_at, one.lines, "pods-deleted", one.evidence)
+        outcome = explain(seen, job=self.job_text)
+        more = tuple(self._pod_events(outcome.first_failed_rank))
+        if self.state[0] == "failed" and (self.state[1] or self.state[2]):
+            more = (*more, f"{self.kind.name} condition Failed: {self.state[1]}: {self.state[2]}")
+        return with_evidence(outcome, more)
+
+    def _delete_job(self) -> None:
+        self._delete(self.kind.path(self.request.namespace, self.request.name))
+
+    def _delete(self, path: str) -> None:
+        try:
+            self.api.once("DELETE", path, query={"propagationPolicy": "Background"})
+        except (Refused, Away) as error:
+            with self.lock:
+                self.say_lines([f"could not delete {path}: {error}"])
+
+
+def with_evidence(outcome: Outcome, more: tuple[str, ...]) -> Outcome:
+    """The same outcome with observations added."""
+    from dataclasses import replace
+
+    return replace(outcome, evidence=outcome.evidence + more)
+
+
+def _rank_end(rank: Rank) -> RankEnd:
+    return RankEnd(rank.number, None, None, "none", (), tuple(rank.lines.last)[-6:], True)
+
+
+def _telling(event: dict[str, Any]) -> bool:
+    return event.get("type") == "Warning" or event.get("reason") in (
+        "Killing",
+        "Preempted",
+        "Evicted",
+        "TaintManagerEviction",
+    )
+
+
+def _writer(say: Callable[[str], None] | None) -> Callable[[list[str]], None]:
+    if say is None:
+
+        def write(lines: list[str]) -> None:
+            sys.stdout.write("\n".join(lines) + "\n")
+            sys.stdout.flush()
+
+        return write
+
+    def each(lines: list[str]) -> None:
+        for line in lines:
+            say(line)
+
+    return each
