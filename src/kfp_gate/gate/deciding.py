@@ -158,9 +158,7 @@ def _state(
         return "missed", "", None
     needed = _more(abs(compared - criterion.bound), (compared - low) if point_met == higher else (high - compared),
                    evidence.instances)  # fmt: skip
-    side = "above" if compared >= criterion.bound else "below"
-    text = f"the interval holds the bound; the value is {side} it"
-    return "insufficient", text, needed
+    return "insufficient", "the interval includes the bound", needed
 
 
 def _finite(evidence: Evidence) -> Evidence:

@@ -18,8 +18,9 @@ from kfp_gate.gate.verdict import Separation
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NEAR = 3
-"""Bits of 64 in which the perceptual hashes of near-duplicates may differ."""
+NEAR = 4
+"""Bits of 64 in which the perceptual hashes of near-duplicates may differ: the default of the group rule
+`near-duplicates`, so that what it keeps together is what is looked for here."""
 
 _EXAMPLES = 20
 _PAIRS_AT_ONCE = 1 << 22

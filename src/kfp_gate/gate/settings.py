@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from kfp_gate.errors import InvalidInput, Problem
 from kfp_gate.gate.criteria import Criteria, parse_criteria
+from kfp_gate.gate.separation import NEAR
 from kfp_gate.gate.waivers import Waiver, parse_waivers
 
 _CHOICES = {
@@ -35,6 +36,7 @@ class GateSettings:
         waivers: see `waivers`.
         champion: URI of the model to compare with; "" for none.
         allow_unproven_separation: whether a model without fingerprints is judged.
+        near_duplicate_distance: bits of 64 in which perceptual hashes may differ to count as one look.
     """
 
     bounds: Mapping[str, Any] = field(default_factory=lambda: {"min_map50": 0.5})
@@ -50,6 +52,7 @@ class GateSettings:
     waivers: Sequence[Any] = ()
     champion: str = ""
     allow_unproven_separation: bool = False
+    near_duplicate_distance: int = NEAR
 
     def check(
         self, classes: Sequence[str], slices: Mapping[str, Sequence[str]] | None = None
@@ -64,7 +67,12 @@ class GateSettings:
             for name, allowed in _CHOICES.items()
             if getattr(self, name) not in allowed
         ]
-        for name, low, high in (("level", 0.5, 0.9999), ("confidence", 0.0, 1.0), ("resamples", 0, 100_000)):
+        for name, low, high in (
+            ("level", 0.5, 0.9999),
+            ("confidence", 0.0, 1.0),
+            ("resamples", 0, 100_000),
+            ("near_duplicate_distance", 0, 16),
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 problems.append(Problem(name, f"{value!r} is not a number from {low} to {high}"))

@@ -200,8 +200,8 @@ def read_verdict(path: Path) -> Verdict:
 def _verdict(values: Mapping[str, Any]) -> Verdict:
     nested = {
         "entries": tuple(_make(Entry, e) for e in values["entries"]),
-        "separation": _make(Separation, values["separation"]),
-        "champion": _champion(values["champion"]),
+        "separation": separation_from(values["separation"]),
+        "champion": champion_from(values["champion"]),
         "self_test": _make(SelfTest, values["self_test"]),
     }
     verdict: Verdict = _make(Verdict, {**values, **nested})
@@ -210,10 +210,17 @@ def _verdict(values: Mapping[str, Any]) -> Verdict:
     return verdict
 
 
-def _champion(values: Mapping[str, Any]) -> Champion:
+def champion_from(values: Mapping[str, Any]) -> Champion:
+    """A champion from its JSON values; KeyError or TypeError if they are none."""
     separation = values.get("separation")
-    champion: Champion = _make(Champion, {**values, "separation": separation and _make(Separation, separation)})
+    champion: Champion = _make(Champion, {**values, "separation": separation and separation_from(separation)})
     return champion
+
+
+def separation_from(values: Mapping[str, Any]) -> Separation:
+    """A separation from its JSON values; KeyError or TypeError if they are none."""
+    separation: Separation = _make(Separation, {**values, "state": values["state"]})
+    return separation
 
 
 def _make(kind: Any, values: Mapping[str, Any]) -> Any:

@@ -44,7 +44,8 @@ def number(value: float | None, *, sign: bool = False) -> str:
     """Three decimals, a real minus, and a dash for what was not computed."""
     if value is None:
         return "\N{EN DASH}"
-    text = f"{value:+.3f}" if sign else f"{value:.3f}"
+    rounded = round(value, 3) + 0.0  # no minus before a zero
+    text = f"{rounded:+.3f}" if sign else f"{rounded:.3f}"
     return text.replace("-", "\N{MINUS SIGN}")
 
 
@@ -60,6 +61,21 @@ def outcome(entry: Entry) -> str:
     if entry.needed:
         parts.append(f"about {entry.needed:,} more instances would settle it")
     return "; ".join(parts)
+
+
+def decisive(verdict: Verdict, most: int = 6) -> list[str]:
+    """What the model was refused for, a line each, the widest misses first."""
+    blocking = sorted(verdict.blocking, key=lambda e: (e.state != "missed", e.margin or 0.0))
+    lines = []
+    for entry in blocking[:most]:
+        found = number(entry.compared)
+        if entry.kind == "max_drop":
+            found = f"{number(entry.compared, sign=True)} worse than the champion's"
+        evidence = f" ({outcome(entry)})" if outcome(entry) else ""
+        lines.append(f"{title(entry.metric)} is {found}, asked for {bound(entry)}{evidence}")
+    if len(blocking) > most:
+        lines.append(f"and {len(blocking) - most} more, listed below")
+    return lines
 
 
 def warnings(verdict: Verdict) -> list[str]:
@@ -78,7 +94,8 @@ def warnings(verdict: Verdict) -> list[str]:
         )
     if verdict.self_test.blind:
         found.append(
-            f"All detections of {listed(verdict.self_test.blind, 'or')} could go missing without this gate noticing."
+            f"A model that never finds {listed(verdict.self_test.blind, 'or')} would pass as well: "
+            "no criterion would notice."
         )
     found += [f"Refused {text}." for text in verdict.refused_waivers]
     if verdict.champion.state == "not compared":

@@ -1,0 +1,233 @@
+"""A verdict from evaluations: no detector, no image, no torch. The gate and a later judgement both end here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import Any
+
+from kfp_gate import __version__
+from kfp_gate.errors import Broken
+from kfp_gate.evaluation.evaluate import Evaluation
+from kfp_gate.gate.criteria import Criteria, Criterion
+from kfp_gate.gate.deciding import Rule, corrected_level, decide
+from kfp_gate.gate.intervals import Intervals, drop_intervals, value_intervals
+from kfp_gate.gate.measuring import Measured, evidence_of, measure
+from kfp_gate.gate.settings import GateSettings
+from kfp_gate.gate.slices import Slices, slices_of
+from kfp_gate.gate.spoiling import SPOILT, spoil, without
+from kfp_gate.gate.verdict import Champion, Entry, SelfTest, Separation, Verdict
+from kfp_gate.gate.waivers import apply_waivers
+from kfp_gate.metric_names import parse
+
+MOST_BLIND_WORK = 200_000_000
+"""Detections times classes squared up to which blind classes are looked for; about ten seconds."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict, and what it was taken from.
+
+    Attributes:
+        candidate: on all classes.
+        common: the candidate on the classes that the champion knows too; `candidate` without a champion.
+        champion: on the same classes as `common`.
+    """
+
+    verdict: Verdict
+    candidate: Measured
+    common: Measured
+    champion: Measured | None
+
+
+@dataclass(frozen=True)
+class Rival:
+    """The champion: what is known of it, and its evaluation on the same images where it may be compared."""
+
+    facts: Champion = field(default_factory=Champion)
+    evaluation: Evaluation | None = None
+
+
+def judge_evaluation(
+    evaluation: Evaluation,
+    settings: GateSettings,
+    *,
+    separation: Separation,
+    rival: Rival | None = None,
+    run_id: str = "",
+    split: str = "test",
+    today: date | None = None,
+) -> Judged:
+    """Judge an evaluation.
+
+    Args:
+        evaluation: of the candidate.
+        settings: criteria and how to decide.
+        separation: whether the images were new to the candidate.
+        rival: the champion; None: there is none yet.
+        run_id: of the candidate's training, for the verdict.
+        split: name of the test split, for the verdict.
+        today: the day that waivers are checked against.
+
+    Raises:
+        InvalidInput: problems in the criteria or waivers.
+        Broken: the champion was evaluated on other images.
+    """
+    rival = rival or Rival()
+    slices = slices_of(evaluation.slices)
+    criteria, waivers = settings.check(evaluation.classes, slices.values)
+    candidate = measure(
+        evaluation.records, evaluation.classes, criteria, slices, confidence=settings.confidence,
+        unknown=evaluation.unknown_classes,
+    )  # fmt: skip
+    pair = _pair(candidate, evaluation, rival.evaluation, criteria, slices, settings)
+    rule = Rule(settings.decide, corrected_level(settings.level, len(criteria.entries), settings.correction))
+    intervals = value_intervals(evaluation, criteria, settings, rule.level)
+    drops: Intervals = {}
+    if pair is not None and rival.evaluation is not None:
+        drops = drop_intervals(evaluation, rival.evaluation, pair[0].unknown, criteria, settings, rule.level)
+    entries = tuple(
+        _entry(criterion, candidate, pair, rival.facts, rule, intervals, drops) for criterion in criteria.entries
+    )
+    waived = apply_waivers(entries, waivers, evaluation.model_sha256, today)
+    records = evaluation.records
+    verdict = Verdict(
+        passed=passes(waived.entries, settings.on_insufficient),
+        entries=waived.entries,
+        ungated=criteria.ungated,
+        model={"sha256": evaluation.model_sha256, "classes": list(evaluation.classes), "run_id": run_id},
+        data={
+            "digest": evaluation.manifest_digest, "split": split, "images": len(records),
+            "objects": int((~records.crowd).sum()),
+        },
+        separation=separation,
+        champion=_with_common(rival.facts, evaluation, rival.evaluation),
+        decide=settings.decide,
+        on_insufficient=settings.on_insufficient,
+        refused_waivers=waived.refused,
+        notes=tuple(_notes(evaluation, candidate, rival, waived.unused)),
+        settings=settings.to_json(),
+        versions={**evaluation.versions, "kfp-gate": __version__},
+    )  # fmt: skip
+    tested = SelfTest(
+        tuple(_vacuous(evaluation, criteria, slices, settings, rival)),
+        tuple(_blind(evaluation, criteria, slices, settings, rival, verdict)),
+    )
+    return Judged(replace(verdict, self_test=tested), candidate, *(pair or (candidate, None)))
+
+
+def passes(entries: Sequence[Entry], on_insufficient: str) -> bool:
+    """Whether a model with these entries goes on. Without entries nothing was asked, and nothing passes."""
+    good = {"met", "waived", *(["insufficient"] if on_insufficient == "allow" else [])}
+    return bool(entries) and all(e.state in good for e in entries)
+
+
+def _pair(
+    candidate: Measured, evaluation: Evaluation, champion: Evaluation | None, criteria: Criteria, slices: Slices,
+    settings: GateSettings,
+) -> tuple[Measured, Measured] | None:  # fmt: skip
+    """Candidate and champion, both measured on the classes that both know."""
+    if champion is None:
+        return None
+    if champion.manifest_digest != evaluation.manifest_digest or champion.images != evaluation.images:
+        raise Broken(
+            f"a champion evaluated on {champion.manifest_digest[:12]}",
+            expected=f"the candidate's test set, {evaluation.manifest_digest[:12]}", where="champion's evaluation",
+            next_step="evaluate both on one manifest",
+        )  # fmt: skip
+    unknown = tuple(c for c in evaluation.classes if c in {*champion.unknown_classes, *evaluation.unknown_classes})
+    settled = {"confidence": settings.confidence, "unknown": unknown}
+    mine = candidate if unknown == candidate.unknown else measure(
+        evaluation.records, evaluation.classes, criteria, slices, **settled  # type: ignore[arg-type]  # two types
+    )  # fmt: skip
+    theirs = measure(champion.records, evaluation.classes, criteria, slices, **settled)  # type: ignore[arg-type]
+    return mine, theirs
+
+
+def _entry(
+    criterion: Criterion, candidate: Measured, pair: tuple[Measured, Measured] | None, facts: Champion, rule: Rule,
+    intervals: Intervals, drops: Intervals,
+) -> Entry:  # fmt: skip
+    if criterion.kind != "max_drop":
+        return decide(criterion, evidence_of(criterion, candidate, interval=intervals.get(criterion.metric)), rule)
+    first = facts.state == "none"
+    why = "no champion yet, so nothing to compare with" if first else facts.reason
+    mine, theirs = pair if pair is not None else (candidate, None)
+    evidence = evidence_of(
+        criterion, mine, champion=theirs, drop_interval=drops.get(criterion.metric), no_champion=why, first=first
+    )
+    return decide(criterion, evidence, rule)
+
+
+def _with_common(facts: Champion, evaluation: Evaluation, champion: Evaluation | None) -> Champion:
+    if champion is None:
+        return facts
+    left = {*champion.unknown_classes, *evaluation.unknown_classes}
+    return replace(facts, common_classes=tuple(c for c in evaluation.classes if c not in left))
+
+
+def _notes(evaluation: Evaluation, candidate: Measured, rival: Rival, unused: Sequence[str]) -> list[str]:
+    notes = []
+    absent = [c for c in evaluation.classes if not _objects(candidate, c)]
+    if absent:
+        notes.append(f"No object in the test set, so not measured: {', '.join(absent)}.")
+    if evaluation.dropped_classes:
+        notes.append(f"Classes of the model that the data set lacks: {', '.join(evaluation.dropped_classes)}.")
+    champion = rival.evaluation
+    if champion is not None and (champion.unknown_classes or champion.dropped_classes):
+        lacks, adds = ", ".join(champion.unknown_classes) or "none", ", ".join(champion.dropped_classes) or "none"
+        notes.append(
+            f"The champion has other classes (lacks: {lacks}; adds: {adds}). Compared on the common ones; overall "
+            "values in a comparison are taken over these."
+        )
+    return [*notes, *(f"A {text}." for text in unused)]
+
+
+def _objects(measured: Measured, class_name: str) -> int:
+    index = measured.classes.index(class_name)
+    return int(((measured.records.truth_classes == index) & ~measured.records.crowd).sum())
+
+
+def _states(
+    records: Any, evaluation: Evaluation, criteria: Criteria, slices: Slices, settings: GateSettings, rival: Rival
+) -> list[Entry]:
+    """Entries of altered records, by their points: a confident gate asks for more, never for less."""
+    measured = measure(
+        records, evaluation.classes, criteria, slices, confidence=settings.confidence,
+        unknown=evaluation.unknown_classes,
+    )  # fmt: skip
+    pair = _pair(measured, replace(evaluation, records=records), rival.evaluation, criteria, slices, settings)
+    return [_entry(c, measured, pair, rival.facts, Rule("point"), {}, {}) for c in criteria.entries]
+
+
+def _vacuous(
+    evaluation: Evaluation, criteria: Criteria, slices: Slices, settings: GateSettings, rival: Rival
+) -> list[str]:
+    return [
+        meaning
+        for how, meaning in SPOILT.items()
+        if passes(
+            _states(spoil(evaluation.records, how), evaluation, criteria, slices, settings, rival),
+            settings.on_insufficient,
+        )
+    ]
+
+
+def _blind(
+    evaluation: Evaluation, criteria: Criteria, slices: Slices, settings: GateSettings, rival: Rival, verdict: Verdict
+) -> list[str]:
+    """Classes all of whose detections can go without the verdict changing; asked only of a gate that let pass."""
+    records, count = evaluation.records, len(evaluation.classes)
+    if not verdict.passed or len(records.scores) * count * max(len(criteria.ungated), 1) > MOST_BLIND_WORK:
+        return []
+    own = {parse(c.metric).class_name for c in criteria.entries if c.kind == "min"}
+    waived = {e.criterion for e in verdict.entries if e.state == "waived"}
+    blind = []
+    for index, name in enumerate(evaluation.classes):
+        objects = bool(((records.truth_classes == index) & ~records.crowd).any())
+        if name in own or not objects:
+            continue
+        left = _states(without(records, records.classes == index), evaluation, criteria, slices, settings, rival)
+        kept = [replace(e, state="waived") if e.criterion in waived else e for e in left]
+        if passes(kept, settings.on_insufficient):
+            blind.append(name)
+    return blind
