@@ -17,7 +17,7 @@ HOST_REFUSED = "Invalid Host header"
 
 def is_passing(error: BaseException) -> bool:
     """Whether the same call may succeed a little later."""
-    if isinstance(error, KfpGateError) or is_full(error):
+    if isinstance(error, KfpGateError) or is_full(error) or _is_certificate(error):
         return False
     status = status_of(error)
     if status is not None:
@@ -75,6 +75,12 @@ def explain(error: BaseException, *, doing: str, where: str) -> KfpGateError:
             where=where,
             next_step="grant the user EDIT on the experiment and on the registered model, or use another user",
         )  # fmt: skip
+    if _is_certificate(error):
+        return InvalidInput(
+            f"the tracking server's certificate is not trusted while {doing}",
+            expected="a certificate that this machine's authorities signed", where=where,
+            next_step="mount the authority's certificate and name it in MLFLOW_TRACKING_SERVER_CERT_PATH",
+        )  # fmt: skip
     if is_full(error):
         return Unavailable(
             f"no space left in the artifact store while {doing}", expected="room for the model", where=where,
@@ -116,6 +122,27 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
+def _is_certificate(error: BaseException) -> bool:
+    return any("CERTIFICATE_VERIFY_FAILED" in str(cause) for cause in _chain(error))
+
+
+_NETWORK = {
+    "Connection refused": "connection refused: nothing listens there",
+    "Failed to resolve": "its host name is not known here",
+    "Name or service not known": "its host name is not known here",
+    "timed out": "no answer in time",
+    "Connection reset": "the connection was cut",
+    "Remote end closed connection": "the connection was cut",
+    "Connection aborted": "the connection was cut",
+    "No route to host": "no route to its host",
+    "Network is unreachable": "the network is unreachable",
+}
+"""What the layers below say, in words: their own texts run over three lines."""
+
+
 def _first_line(error: BaseException) -> str:
+    for said, words in _NETWORK.items():
+        if any(said in str(cause) for cause in _chain(error)):
+            return words
     text = str(error).strip().split("\n")[0]
     return text if len(text) <= 300 else f"{text[:300]}..."
