@@ -55,13 +55,16 @@ def folder_of(image: str) -> str:
     return image.replace("-", "_")
 
 
-def content_hash(component: str) -> str:
+def content_hash(component: str, files: Traversable | None = None) -> str:
     """12 hexadecimal digits over what decides the content of the component's image.
 
     That is its constraints, its requirements, the Containerfile, and the version of kfp-gate.
+
+    Args:
+        files: the folder `images/` of another checkout than this installation's.
     """
-    image = image_of(component)
-    files = image_files()
+    image = component if files else image_of(component)
+    files = files or image_files()
     parts = [files.joinpath(folder_of(image), name) for name in _HASHED] + [files.joinpath("Containerfile")]
     digest = hashlib.sha256(__version__.encode())
     for part in parts:
@@ -72,13 +75,24 @@ def content_hash(component: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def reference(component: str, registry: str = "") -> str:
+def lock_digest(component: str, files: Traversable | None = None) -> str:
+    """`sha256:` and the digest of the image's `constraints.txt`: equal digests mean equal Python packages.
+
+    An image carries it as the label `kfp-gate.lock` and in the variable KFP_GATE_IMAGE_LOCK.
+    """
+    image = component if files else image_of(component)
+    lock = (files or image_files()).joinpath(folder_of(image), "constraints.txt")
+    return "sha256:" + hashlib.sha256(lock.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
+
+
+def reference(component: str, registry: str = "", files: Traversable | None = None) -> str:
     """The image of `component` as a compiled pipeline names it.
 
     Args:
         component: name of a component or image, with dashes or underscores.
         registry: host and path before the image's name. Empty: the registry that `images.lock` recorded for this
             image, else `DEFAULT_REGISTRY`. A mirror may be named: a digest is the same in every registry.
+        files: the folder `images/` of another checkout than this installation's.
 
     Returns:
         `<registry>/<image>@sha256:...` if the image was pushed as the files now stand, else
@@ -88,8 +102,9 @@ def reference(component: str, registry: str = "") -> str:
         InvalidInput: an unknown component, or an unreadable `images.lock`.
     """
     image = image_of(component)
-    content = content_hash(image)
-    pushed = parse_digests(image_files().joinpath("images.lock").read_text(encoding="utf-8")).get(image)
+    files = files or image_files()
+    content = content_hash(image, files)
+    pushed = parse_digests(files.joinpath("images.lock").read_text(encoding="utf-8")).get(image)
     if pushed and pushed.content == content:
         return f"{registry.rstrip('/') or pushed.registry}/{image}@{pushed.digest}"
     return f"{registry.rstrip('/') or DEFAULT_REGISTRY}/{image}:{content}"

@@ -42,6 +42,9 @@ LISTED = (
         {
             "PIL.FpxImagePlugin": "a format that needs olefile, which datasets do not have",
             "PIL.MicImagePlugin": "a format that needs olefile, which datasets do not have",
+            "PIL.ImageTk": "for windows; the slim base has no Tk",
+            "PIL._imagingtk": "for windows; the slim base has no Tk",
+            "PIL._tkinter_finder": "for windows; the slim base has no Tk",
             "PIL._typing": "for type checkers; does not import on Python 3.11",
         },
     ),

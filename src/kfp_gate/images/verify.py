@@ -38,6 +38,8 @@ class ImportFailure:
     """Its version in the image's lock. None: not in it."""
 
     def __str__(self) -> str:
+        if self.package == OWN:
+            return self.error
         name = self.package or "its package"
         return f"{self.error} ({name}: found {self.found or 'none'}, locked {self.locked or 'none'})"
 
@@ -175,6 +177,8 @@ def _failure(task: _Task, error: str, found: dict[str, str], locked: dict[str, s
     candidates = [missing.partition(".")[0]] if missing else []
     candidates.append(task.module.partition(".")[0])
     for candidate in candidates:
+        if candidate == OWN.replace("-", "_"):
+            return ImportFailure(task.what, error, OWN, None, None)
         for name in sorted(distributions_of(candidate)):
             if name in found or name in locked:
                 return ImportFailure(task.what, error, name, found.get(name), locked.get(name))
