@@ -9,6 +9,8 @@ from kfp_gate.parameters import check, declared
 
 GATE = declared((Path(__file__).parents[1] / "compiled" / "gate.yaml").read_text(encoding="utf-8"))
 
+AS_TEXT = "`kfp run create` would send it as a string, without a word"
+
 
 def test_text_becomes_the_declared_type() -> None:
     given = {
@@ -27,9 +29,14 @@ def test_all_problems_come_at_once_with_close_matches() -> None:
         check(GATE, given)
     assert [(p.where, p.found) for p in caught.value.problems] == [
         ("epoch", "the pipeline has no such parameter; did you mean epochs?"),
-        ("epochs", "'many' is not a whole number such as 20"),
-        ("min_map50", "'nan' is not a finite number such as 0.5"),
-        ("class_thresholds", '\'{cone: 0.8}\' is not JSON such as {"cone": {"map50": {"min": 0.8}}}'),
+        ("epochs", "'many' is not a whole number such as 20 (" + AS_TEXT + ")"),
+        ("min_map50", "'nan' is not a finite number such as 0.5 (`kfp run create` would send nan, which is no JSON)"),
+        (
+            "class_thresholds",
+            "'{cone: 0.8}' is not JSON such as "
+            '{"cone": {"map50": {"min": 0.8}}}; was \'class_thresholds={"cone": 0.8}\''
+            " meant, with the single quotes for the shell? (" + AS_TEXT + ")",
+        ),
         ("nodes", "True is not a whole number such as 20"),
         ("dataset", "is required"),
     ]

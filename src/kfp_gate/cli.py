@@ -4,8 +4,10 @@ import json
 import os
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +34,7 @@ def demo(
     floor = 0.995 if strict else 0.5
     arguments = {
         "dataset": str(dataset),
-        "base_model": "yolo11n.yaml?depth=0.33&width=0.125",
+        "base_model": "yolo11n.yaml:depth=0.33,width=0.125",
         "epochs": 12,
         "image_size": 160,
         "batch": 16,
@@ -85,6 +87,99 @@ def compile_(
     out.mkdir(parents=True, exist_ok=True)
     for name, pipeline in made.items():
         print(_compile(pipeline, out / f"{name}.yaml"))
+
+
+@app.command()
+def submit(
+    pipeline: Annotated[str, typer.Argument(help="Compiled YAML file, or gate or gate_existing_model.")] = "",
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option("--parameter", "-p", help="name=value; name=@FILE reads the JSON of a list or dict; repeat it."),
+    ] = None,
+    experiment: Annotated[str, typer.Option("--experiment", "-e", help="Experiment of the run.")] = "kfp-gate",
+    name: Annotated[str, typer.Option(help="Name of the run; empty: the pipeline's and the time.")] = "",
+    endpoint: Annotated[
+        str, typer.Option(envvar=["KF_PIPELINES_ENDPOINT", "KFP_ENDPOINT"], help="Address of Kubeflow Pipelines.")
+    ] = "",
+    namespace: Annotated[str, typer.Option("--namespace", "-n", envvar="KFP_NAMESPACE", help="Your namespace.")] = "",
+    token: Annotated[
+        str,
+        typer.Option(
+            envvar="KFP_EXISTING_TOKEN",
+            help="Use the environment: arguments are seen by everybody on this machine.",
+            show_default=False,
+        ),
+    ] = "",
+    ca: Annotated[str, typer.Option(help="File with the certificate authority of the server.")] = "",
+    service_account: Annotated[str, typer.Option(help="Service account of the steps.")] = "",
+    pipeline_root: Annotated[str, typer.Option(help="Where the run keeps its artifacts.")] = "",
+    cache: Annotated[bool, typer.Option(help="--no-cache runs split and training again.")] = True,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Follow: exit 0 registered or passed, 3 refused, 1 broken.")
+    ] = False,
+    follow: Annotated[str, typer.Option(help="Id of a run to follow; nothing is sent.")] = "",
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 10.0,
+    patience: Annotated[float, typer.Option(min=0.0, help="Minutes without any answer before following ends.")] = 60.0,
+) -> None:
+    """Send a pipeline to a cluster, after checking names, types and values of its parameters."""
+    from kfp_gate import following
+    from kfp_gate import submit as submission
+
+    def connect() -> Any:
+        return submission.connected(
+            lambda: _kfp_client(endpoint, namespace, token, ca), endpoint or "the cluster that this runs in"
+        )
+
+    if not pipeline and not follow:
+        raise InvalidInput(
+            "no pipeline", expected="a compiled YAML file, or --follow RUN_ID", where="kfp-gate submit",
+            next_step="write for instance: kfp-gate submit compiled/gate.yaml -p dataset=s3://bucket/set",
+        )  # fmt: skip
+    with tempfile.TemporaryDirectory() as made:
+        sent = None
+        if pipeline:
+            file = _pipeline_file(pipeline, Path(made))
+            sent = submission.prepare(file, _pairs(parameter or [] if not follow else []), complete=not follow)
+            for note in sent.notes if not follow else ():
+                print(f"note: {note}", file=sys.stderr)
+        client, run_id = connect(), follow
+        if sent and not follow:
+            options = submission.RunOptions(
+                experiment=experiment, name=name, namespace=namespace, service_account=service_account,
+                pipeline_root=pipeline_root, caching=None if cache else False,
+            )  # fmt: skip
+            run_id = submission.create(client, sent, options)
+            print(f"run {run_id}", flush=True)
+    if not watch and not follow:
+        return
+    ways = following.Watch(
+        seconds=interval, patience=60 * patience, connect=connect,
+        say=lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True),
+    )  # fmt: skip
+    try:
+        ending = following.follow(client, run_id, following.tasks_of(sent.spec) if sent else None, ways)
+    except KeyboardInterrupt:
+        print(f"\nthe run goes on; follow it again with `kfp-gate submit --follow {run_id}`", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print(f"{run_id} {ending}")
+    raise typer.Exit(ending.exit_code)
+
+
+@app.command()
+def parameters(
+    pipeline: Annotated[str, typer.Argument(help="gate or gate_existing_model, or a compiled YAML file.")] = "gate",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """List the parameters of a pipeline: name, type, default and what it is for."""
+    from kfp_gate.parameters import declared, table
+
+    with tempfile.TemporaryDirectory() as made:
+        file = _pipeline_file(pipeline, Path(made))
+        found = declared(file.read_text(encoding="utf-8"), str(file))
+    if as_json:
+        print(json.dumps({name: asdict(p) for name, p in found.items()}, ensure_ascii=False, indent=1))
+    else:
+        print(table(found.values()))
 
 
 @app.command(hidden=True)
@@ -176,6 +271,23 @@ def _compile(pipeline: Any, file: Path) -> Path:
         compiler.Compiler().compile(pipeline, str(made))
         made.replace(file)
     return file
+
+
+def _kfp_client(endpoint: str, namespace: str, token: str, ca: str) -> Any:
+    """A client as kfp makes it; without an endpoint it looks for the cluster that this runs in."""
+    import logging
+    import warnings
+
+    from kfp import client
+
+    # kfp logs a traceback for each of its five tries; the error itself is told once, in our form.
+    logging.getLogger().addHandler(logging.NullHandler())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return client.Client(
+            host=endpoint or None, namespace=namespace or "kubeflow", existing_token=token or None,
+            ssl_ca_cert=ca or None,
+        )  # fmt: skip
 
 
 def _pairs(texts: Iterable[str]) -> dict[str, Any]:
