@@ -111,6 +111,7 @@ def make_gate(options: CompileOptions = CompileOptions()):
                 batch=batch,
                 monitors=monitors,
                 backend=backend,
+                gpus_per_node=gpus_per_node,
                 namespace=namespace,
                 runtime=runtime,
                 worker_image=worker_image,

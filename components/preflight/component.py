@@ -18,6 +18,7 @@ def preflight(
     batch: int = 16,
     monitors: list = ["map50_95"],
     backend: str = "processes",
+    gpus_per_node: int = 0,
     namespace: str = "",
     runtime: str = "kfp-gate-training",
     worker_image: str = "",
@@ -55,6 +56,7 @@ def preflight(
         batch: Images per step over all ranks.
         monitors: Canonical metric names that are watched; the first is the primary.
         backend: processes, trainjob or pytorchjob.
+        gpus_per_node: GPUs of each training node; 0 trains on the CPU.
         namespace: Namespace of the training job.
         runtime: TrainingRuntime of the training job.
         worker_image: Image of the ranks; empty: the one of this release.
@@ -80,12 +82,50 @@ def preflight(
     Returns:
         checks: The table of all findings.
     """
-    from pathlib import Path
-
-    from kfp_gate.gate.criteria import Bounds
-    from kfp_gate.preflight.run import PreflightRequest, run_preflight
-    from kfp_gate.steps import step
+    from kfp_gate.steps import run_id, step
 
     with step("preflight", tracking_uri=tracking_uri, experiment=experiment):
-        bounds = Bounds()
-        run_preflight(PreflightRequest(), bounds, Path(checks.path))
+        import os
+        from pathlib import Path
+
+        from kfp_gate.gate.settings import gate_settings
+        from kfp_gate.preflight.request import PreflightRequest
+        from kfp_gate.preflight.run import preflight as check
+
+        gate = gate_settings(
+            min_map50=min_map50,
+            min_map50_95=min_map50_95,
+            min_precision=min_precision,
+            min_recall=min_recall,
+            min_mean_confidence=min_mean_confidence,
+            max_abnormal_box_rate=max_abnormal_box_rate,
+            max_undetected_image_rate=max_undetected_image_rate,
+            class_thresholds=class_thresholds,
+            min_instances=min_instances,
+            decide=decide,
+            on_insufficient=on_insufficient,
+            waivers=waivers,
+            champion=champion,
+        )
+        request = PreflightRequest(
+            train=Path(train.path),
+            val=Path(val.path),
+            test=Path(test.path),
+            gate=gate,
+            model_uri=model_uri,
+            base_model=base_model,
+            image_size=image_size,
+            batch=batch,
+            monitors=monitors,
+            backend=backend,
+            worker_image=worker_image,
+            gpus=gpus_per_node,
+            gate_gpu=os.environ.get("NVIDIA_VISIBLE_DEVICES", "") not in ("", "none", "void"),
+            checkpoint_uri=checkpoint_uri,
+            tracking_uri=tracking_uri,
+            experiment=experiment,
+            registered_model=registered_model,
+            alias=alias,
+            run_id=run_id(),
+        )
+        check(request, table=Path(checks.path))

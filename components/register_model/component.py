@@ -36,16 +36,17 @@ def register_model(
     Returns:
         version: Name, version, digest and alias as registered (JSON).
     """
-    import json
-    from dataclasses import asdict
-    from pathlib import Path
-    from tempfile import mkdtemp
-
-    from kfp_gate.registry import register
-    from kfp_gate.registry.fetch import fetch_model
     from kfp_gate.steps import run_id, step
 
     with step("register_model", tracking_uri=tracking_uri, experiment=experiment) as told:
+        import json
+        from dataclasses import asdict
+        from pathlib import Path
+        from tempfile import mkdtemp
+
+        from kfp_gate.registry import register
+        from kfp_gate.registry.fetch import fetch_model
+
         if registered_model:
             folder = Path(model.path) if model else fetch_model(model_uri, Path(mkdtemp()), tracking_uri=tracking_uri)
             registration = register.register_model(

@@ -49,14 +49,15 @@ def split_dataset(
         coverage: What each split holds, per class.
         metrics: The counts of the coverage report.
     """
-    from pathlib import Path
-
-    from kfp_gate.data import coverage as report
-    from kfp_gate.data.manifest import write_manifest
-    from kfp_gate.data.splitting import split_dataset as split
     from kfp_gate.steps import step
 
     with step("split_dataset", tracking_uri=tracking_uri, experiment=experiment) as told:
+        from pathlib import Path
+
+        from kfp_gate.data import coverage as report
+        from kfp_gate.data.manifest import write_manifest
+        from kfp_gate.data.splitting import split_dataset as split
+
         result = split(
             dataset,
             format=dataset_format,

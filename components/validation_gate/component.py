@@ -72,6 +72,35 @@ def validation_gate(
     """
     from kfp_gate.steps import step
 
-    with step("validation_gate", tracking_uri=tracking_uri, experiment=experiment):
-        passed = False
+    with step("validation_gate", tracking_uri=tracking_uri, experiment=experiment) as told:
+        from functools import partial
+        from pathlib import Path
+        from tempfile import mkdtemp
+
+        from kfp_gate.gate.run import GateOutputs, validate
+        from kfp_gate.gate.settings import gate_settings
+        from kfp_gate.registry.fetch import fetch_model
+
+        settings = gate_settings(
+            min_map50=min_map50,
+            min_map50_95=min_map50_95,
+            min_precision=min_precision,
+            min_recall=min_recall,
+            min_mean_confidence=min_mean_confidence,
+            max_abnormal_box_rate=max_abnormal_box_rate,
+            max_undetected_image_rate=max_undetected_image_rate,
+            class_thresholds=class_thresholds,
+            min_instances=min_instances,
+            decide=decide,
+            on_insufficient=on_insufficient,
+            waivers=waivers,
+            champion=champion,
+            allow_unproven_separation=allow_unproven_separation,
+        )
+        fetch = partial(fetch_model, tracking_uri=tracking_uri)
+        folder = Path(model.path) if model else fetch(model_uri, Path(mkdtemp()))
+        outputs = GateOutputs(Path(evaluation.path), Path(verdict.path), Path(report.path))
+        judged = validate(folder, Path(test.path), settings, outputs, fetch=fetch)
+        passed = judged.verdict.passed
+        told.update(passed=passed, summary=judged.verdict.headline, verdict=verdict.path, report=report.path)
     return passed

@@ -46,7 +46,8 @@ def demo(
         "class_thresholds": {name: {"map50": {"min": floor if name != "bolt" else floor - 0.1}} for name in CLASSES},
         "registered_model": "kfp-gate-demo",
     }  # fmt: skip
-    code = _run_and_show("gate", arguments, out)
+    # The second run, for instance with --strict, finds the split and the training of the first one.
+    code = _run_and_show("gate", arguments, out, cache=True)
     # A refusal is what --strict is there to show; only a failure of the machinery is an error here.
     raise typer.Exit(0 if code in (local_run.PASSED, local_run.REFUSED) else code)
 
@@ -227,7 +228,8 @@ def _run_and_show(pipeline: str, arguments: dict[str, Any], out: Path, *, cache:
         "root": str(folder / "steps"),
         "workspace": str(folder / "workspace"),
         "cache": cache,
-        "cache_root": str(out / "cache"),
+        # Here the installed code stands for the image: another version of it must not find this one's results.
+        "cache_root": str(out / "cache" / local_run.code_digest()),
     }
     (folder / "job.json").write_text(json.dumps(job, ensure_ascii=False, indent=1), encoding="utf-8")
     command = local_run.python("-m", "kfp_gate.cli", "run-here", str(folder / "job.json"))

@@ -26,7 +26,7 @@ class _Thing:
     dy: float
 
 
-def make_dataset(folder: Path, *, clips: int = 48, frames: int = 8, seed: int = 7) -> Path:
+def make_dataset(folder: Path, *, clips: int = 72, frames: int = 5, seed: int = 7) -> Path:
     """Draw `clips * frames` images with YOLO labels into `folder`; one clip in eight holds no object.
 
     Returns:
@@ -38,7 +38,7 @@ def make_dataset(folder: Path, *, clips: int = 48, frames: int = 8, seed: int = 
     (folder / "images").mkdir(parents=True, exist_ok=True)
     (folder / "labels").mkdir(exist_ok=True)
     names = "".join(f"  {i}: {name}\n" for i, name in enumerate(CLASSES))
-    (folder / "data.yaml").write_text(f"train: images\nval: images\nnames:\n{names}", encoding="utf-8")
+    (folder / "data.yaml").write_text(f"train: images\nnames:\n{names}", encoding="utf-8")
     for clip in range(clips):
         background = rng.integers(120, 215, size=3)
         texture = rng.normal(0, 9, size=(SIZE // 8, SIZE // 8, 1)).repeat(8, axis=0).repeat(8, axis=1)

@@ -4,8 +4,10 @@ The run itself is kfp's local runner in a child process (the command line starts
 and the steps print goes to one log file and the terminal shows only what a person needs.
 """
 
+import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +18,8 @@ from typing import Any
 
 EVENTS_FILE, LOG_FILE = "events.jsonl", "run.log"
 PROGRESS_MARK = "KFP_GATE_PROGRESS "
+
+_LAST_LINES = 15
 
 PASSED, BROKEN, BAD_INPUT, REFUSED = 0, 1, 2, 3
 """Exit codes of `run`: registered or passed, broken, bad input, refused by the gate."""
@@ -84,16 +88,37 @@ def follow(command: Sequence[str], folder: Path, environment: Mapping[str, str],
             os.killpg(child.pid, signal.SIGTERM)
             raise
     _note_events(state, events, read)
-    if child.returncode and state.failed is None:
-        last = (folder / LOG_FILE).read_text(encoding="utf-8").splitlines()[-12:]
-        state.failed = {"step": "kfp's local runner", "exit_code": BROKEN, "message": "\n".join(last)}
+    if state.failed is None:
+        state.failed = _silent_failure(state, (folder / LOG_FILE).read_text(encoding="utf-8"), child.returncode)
     seen(state)
     return state
+
+
+def code_digest() -> str:
+    """16 hexadecimal digits over this library's installed Python files."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def python(*arguments: str) -> list[str]:
     """A command that runs this very Python."""
     return [sys.executable, *arguments]
+
+
+def _silent_failure(state: RunState, log: str, code: int) -> dict[str, Any] | None:
+    """What failed without a word of its own: a step that was killed, or that could not even begin."""
+    named = re.search(r"Task \S*'([\w-]+)'\S* finished with status \S*FAILURE", log)
+    mute = [name for name, event in state.events.items() if event["state"] == "started"]
+    if not (named or mute or code):
+        return None
+    end = (log[: named.start()] if named else log).splitlines()[-_LAST_LINES:]
+    message = "it ended without saying why; the last lines of the log before its end:\n" + "\n".join(end)
+    step = mute[0] if mute else named[1].replace("-", "_") if named else "the pipeline"
+    return {"step": step, "state": "failed", "exit_code": BROKEN, "message": message}
 
 
 def _note_progress(state: RunState, line: str) -> bool:
