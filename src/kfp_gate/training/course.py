@@ -94,6 +94,7 @@ class TrainingCourse:
         self._values = {}
         if self._restored is not None:
             # As late as possible: everything before may have drawn numbers.
+            states.restore_gradients(trainer, self._restored)
             if not trainer.train_loader.num_workers:
                 states.restore_random(trainer, self._restored)
             self._restored = None

@@ -151,6 +151,10 @@ class Group:
             dist.destroy_process_group()
 
 
+_COLLECTIVE_WORDS = ("gloo", "NCCL", "DistBackendError", "onnection", "process group", "TCPStore", "socket", "Broken pipe")
+"""What torch's errors say when the other side of a collective is gone."""
+
+
 class PeerFailed(Broken):
     """Another rank failed. This rank did nothing wrong, and its evidence says so."""
 
@@ -188,22 +192,52 @@ class Watch:
             except RuntimeError as error:
                 log.debug("the failure could not be told to the other ranks: %s", error)
 
-    def leave(self) -> None:
-        """This rank is done and will beat no more; rank 0, which holds the store, waits for the others."""
+    def leave(self, *, wait_s: float = 15.0) -> None:
+        """This rank ends and will beat no more; rank 0, which holds the store, waits for the others."""
         if self.thread is None:
             return
         self.done.set()
-        self.thread.join(timeout=5)
+        if threading.current_thread() is not self.thread:
+            self.thread.join(timeout=5)
         try:
             self.store.set(f"left/{self.group.rank}", "1")
             if self.group.rank == 0:
-                deadline = time.monotonic() + 15
+                deadline = time.monotonic() + wait_s
                 while time.monotonic() < deadline:
                     if self.store.check([f"left/{r}" for r in range(self.group.size)]):
                         break
                     time.sleep(0.05)
         except RuntimeError:
             log.debug("the store was gone before all ranks had left")
+
+    def cause(self, error: BaseException) -> BaseException:
+        """What lies behind an error of a collective: usually that another rank failed a moment before.
+
+        Args:
+            error: what the main thread met.
+
+        Returns:
+            PeerFailed naming that rank, or the error itself if it is this rank's own.
+        """
+        text = f"{type(error).__name__}: {error}"
+        if self.thread is None or isinstance(error, Broken) or not any(w in text for w in _COLLECTIVE_WORDS):
+            return error
+        deadline, counts = time.monotonic() + GRACE_S, dict[int, bytes]()
+        others = [r for r in range(self.group.size) if r != self.group.rank]
+        try:
+            while time.monotonic() < deadline:
+                for rank in others:
+                    if self.store.check([f"failed/{rank}"]):
+                        return PeerFailed(rank, "training", self.store.get(f"failed/{rank}").decode(errors="replace"))
+                    if rank not in counts and self.store.check([f"beat/{rank}"]):
+                        counts[rank] = self.store.get(f"beat/{rank}")
+                time.sleep(0.1)
+            for rank, count in counts.items():
+                if self.store.get(f"beat/{rank}") == count:
+                    return PeerFailed(rank, "training", "its connections closed and it gives no sign of life")
+        except RuntimeError:
+            return PeerFailed(0, "training", "its connections closed and its store does not answer")
+        return error
 
     def _run(self) -> None:
         seen: dict[int, tuple[bytes, float]] = {}

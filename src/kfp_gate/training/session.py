@@ -32,7 +32,7 @@ from kfp_gate.training.evidence import (
     redact,
     write_failure,
 )
-from kfp_gate.training.group import Group, PeerFailed, Watch, choose_device, end_process
+from kfp_gate.training.group import BEAT_S, GRACE_S, Group, PeerFailed, Watch, choose_device, end_process
 from kfp_gate.training.heartbeat import Heartbeat
 from kfp_gate.training.progress import FAILURE, say
 from kfp_gate.training.ranks import Ranks
@@ -71,10 +71,14 @@ class Session:
 
     def run(self) -> int:
         """Train; returns the exit code."""
+        error: BaseException
         self.timeline.write("start", pid=os.getpid(), versions=versions(), ranks=vars(self.ranks))
         try:
             self._train()
-        except BaseException as error:
+        except BaseException as caught:
+            error = self.watch.cause(caught) if self.watch is not None else caught
+            if error is not caught:
+                error.__cause__ = caught
             return self._fail(error)
         self.timeline.write("end", exit_code=0)
         return 0
@@ -327,6 +331,9 @@ class Session:
             log.error("\n%s\n%s", facts["traceback"], message_of(error))
         say(FAILURE, rank=self.ranks.rank, kind=facts["kind"], message=facts["message"], peer=facts["peer"],
             phase=self.timeline.phase, exit_code=exit_code(error))  # fmt: skip
+        if self.watch is not None:
+            # Rank 0 holds the store in which the others read what happened.
+            self.watch.leave(wait_s=2 * BEAT_S + GRACE_S)
         return exit_code(error)
 
     def _store_evidence(self, text: str, error: BaseException) -> None:

@@ -95,9 +95,6 @@ def restore(trainer: "RankTrainer", state: dict[str, Any], *, randomness: bool =
     if state["scaler"]:
         trainer.scaler.load_state_dict(state["scaler"])
     trainer.optimizer.zero_grad()
-    for name, parameter in model.named_parameters():
-        if name in state["gradients"]:
-            parameter.grad = state["gradients"][name].to(parameter.device).clone()
     trainer._last_step = state["last_step"]
     if getattr(model, "criterion", None) is not None and hasattr(model.criterion, "updates"):
         model.criterion = None
@@ -106,10 +103,34 @@ def restore(trainer: "RankTrainer", state: dict[str, Any], *, randomness: bool =
     return tuple(notes)
 
 
+def restore_gradients(trainer: "RankTrainer", state: dict[str, Any]) -> None:
+    """Gradients of batches that wait for their step; upstream clears them once between its setup and its loop."""
+    from ultralytics.utils.torch_utils import unwrap_model
+
+    for name, parameter in unwrap_model(trainer.model).named_parameters():
+        if name in state["gradients"]:
+            parameter.grad = state["gradients"][name].to(parameter.device).clone()
+
+
 def restore_random(trainer: "RankTrainer", state: dict[str, Any]) -> None:
     """The random state alone, as the last thing before the first batch is drawn."""
-    if len(state["ranks"]) == trainer.group.size:
-        _unpack_random(trainer, state["ranks"][trainer.group.rank]["random"])
+    if len(state["ranks"]) != trainer.group.size:
+        return
+    _unpack_random(trainer, state["ranks"][trainer.group.rank]["random"])
+    loader = trainer.train_loader
+    if trainer.epoch == trainer.epochs - trainer.args.close_mosaic:
+        # An uninterrupted run makes a new iterator in this epoch too.
+        return
+    order, make = loader.generator.get_state(), loader._get_iterator
+
+    def without_drawing() -> Any:
+        # Making an iterator draws a number, which an uninterrupted run did not draw here.
+        iterator = make()
+        loader.generator.set_state(order)
+        del loader._get_iterator
+        return iterator
+
+    loader._get_iterator = without_drawing
 
 
 def write_state(state: dict[str, Any], path: Path) -> None:

@@ -7,13 +7,14 @@ checkpoints and tracking are handed in as a `Course`, which this class calls at 
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import RandomSampler
 from ultralytics.models.yolo.detect import DetectionTrainer
 from ultralytics.utils.torch_utils import unwrap_model
 
@@ -98,7 +99,11 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         """Upstream keeps a second set of loader workers, twice as many, with prefetched validation batches."""
         if mode == "val":
             return _NoLoader()
-        return super().get_dataloader(dataset_path, batch_size, rank, mode)
+        loader = super().get_dataloader(dataset_path, batch_size, rank, mode)
+        batches = loader.batch_sampler.sampler
+        if isinstance(batches.sampler, RandomSampler):
+            batches.sampler = _Order(batches.sampler)
+        return loader
 
     def get_validator(self) -> Any:
         """Upstream's validator is never run: values come from the evaluator that the gate uses."""
@@ -198,6 +203,20 @@ class _NeverStops:
 
     def __call__(self, _epoch: int, _fitness: float) -> bool:
         return False
+
+
+class _Order:
+    """One permutation an epoch. torch's own sampler draws a second, unused one, at the end of an epoch or at the
+    start of the next, depending on whether the batch divides the set: a checkpoint in between could not tell."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(len(self.sampler), generator=self.sampler.generator).tolist()
 
 
 class _NoLoader:
