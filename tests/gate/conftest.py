@@ -22,3 +22,10 @@ def snapshot():
         assert text + "\n" == path.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    from detectors import make_place
+
+    return make_place(tmp_path_factory.mktemp("gate"))
