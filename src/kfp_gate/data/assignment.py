@@ -1,11 +1,11 @@
-"""Which split a group goes to: by its hash alone, or by best fit where that cannot be."""
+"""Which split a group goes to by its hash alone, whatever other groups there are."""
 
 from collections.abc import Sequence
 from hashlib import sha256
 
 import numpy as np
 
-from kfp_gate.data.annotations import NO_SPLIT, SPLITS, Floats, Ints
+from kfp_gate.data.annotations import SPLITS, Floats, Ints
 from kfp_gate.errors import InvalidInput
 
 Shares = tuple[float, float, float]
@@ -39,37 +39,9 @@ def hash_positions(groups: Sequence[str], seed: int) -> Floats:
     return np.frombuffer(bytes(values), ">u8").astype(np.float64) / 2.0**64
 
 
-def by_hash(groups: Sequence[str], shares: Shares, seed: int) -> Ints:
-    """Split of each group, shape (n,). Other groups have no influence.
+def by_hash(positions: Floats, shares: Shares) -> Ints:
+    """Split of each group from its position, shape (n,). Other groups have no influence.
 
-    The test set takes the lowest positions, val the next: a larger share only adds groups to a set.
+    The test set takes the lowest positions, val the next: a larger test share takes groups over and gives none away.
     """
-    position = hash_positions(groups, seed)
-    return np.where(position < shares[TEST], TEST, np.where(position < shares[TEST] + shares[VAL], VAL, TRAIN))
-
-
-def best_fit(sizes: Ints, positions: Floats, shares: Shares, pinned: Ints) -> Ints:
-    """Splits that come as near to the shares as a greedy choice can, with no split left empty if that is possible.
-
-    The largest group chooses first (ties: by hash position) and goes where most images are lacking (ties: test, then
-    val, so that the gate rests on more images). Depends on all groups: used where `by_hash` leaves a split empty.
-
-    Args:
-        sizes: images per group, shape (n,).
-        positions: `hash_positions`, shape (n,).
-        pinned: code of the split a group must stay in, `NO_SPLIT` if free, shape (n,).
-    """
-    result = pinned.copy()
-    held = np.bincount(pinned[pinned != NO_SPLIT], weights=sizes[pinned != NO_SPLIT], minlength=3)
-    free = np.flatnonzero(pinned == NO_SPLIT)
-    order = free[np.lexsort((positions[free], -sizes[free]))].tolist()
-    wanted = np.array(shares) * sizes.sum()
-    for done, group in enumerate(order):
-        lacking = wanted - held
-        empty = held == 0
-        if len(order) - done <= empty.sum():
-            lacking = np.where(empty, lacking, -np.inf)
-        choice = max((TEST, VAL, TRAIN), key=lambda s: round(float(lacking[s]), 9))
-        result[group] = choice
-        held[choice] += sizes[group]
-    return result
+    return np.where(positions < shares[TEST], TEST, np.where(positions < shares[TEST] + shares[VAL], VAL, TRAIN))

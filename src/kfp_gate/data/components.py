@@ -27,14 +27,20 @@ def components(nodes: int, a: Ints, b: Ints) -> Ints:
     return labels
 
 
-def shared_key_edges(codes: Ints) -> tuple[Ints, Ints]:
-    """Edges that join all nodes of one code (code -1 joins nothing): each to the first node of its code."""
-    nodes = np.flatnonzero(codes >= 0)
-    if not len(nodes):
-        return nodes, nodes
+def shared_key_edges(codes: Ints, first: Ints | None = None) -> tuple[Ints, Ints]:
+    """Edges that join all nodes of one code (code -1 joins nothing): each to one node in the middle of a star.
+
+    Args:
+        codes: shape (n,).
+        first: all nodes in the order in which they may be the middle, shape (n,); default by number.
+    """
+    nodes = np.arange(len(codes)) if first is None else first
+    nodes = nodes[codes[nodes] >= 0]
     order = nodes[np.argsort(codes[nodes], kind="stable")]
-    sorted_codes = codes[order]
-    starts = np.flatnonzero(np.concatenate([[True], sorted_codes[1:] != sorted_codes[:-1]]))
-    firsts = np.repeat(order[starts], np.diff(np.concatenate([starts, [len(order)]])))
-    apart = firsts != order
-    return firsts[apart], order[apart]
+    if not len(order):
+        return order, order
+    ordered = codes[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    middles = np.repeat(order[starts], np.diff(np.concatenate([starts, [len(order)]])))
+    apart = middles != order
+    return middles[apart], order[apart]

@@ -32,7 +32,8 @@ def page(c: Coverage) -> str:
         classes=[
             {
                 "name": c.classes[k], "counts": instances[k], "total": sum(instances[k]),
-                "width": sum(instances[k]) / most, "images": c.images_with[k].tolist(), "sizes": c.class_size_bands[k].tolist(),
+                "width": sum(instances[k]) / most, "images": c.images_with[k].tolist(),
+                "sizes": c.class_size_bands[k].tolist(),
             }
             for k in order
         ],

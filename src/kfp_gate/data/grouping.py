@@ -3,15 +3,15 @@
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kfp_gate.data.annotations import Ints
+from kfp_gate.data.annotations import Bools, Ints
 from kfp_gate.data.components import components, shared_key_edges
 from kfp_gate.data.group_rules import Rule, name_keys
 from kfp_gate.data.images import ImageFacts
-from kfp_gate.data.near_duplicates import near_duplicate_clusters
+from kfp_gate.data.near_duplicates import near_duplicate_edges
 from kfp_gate.errors import InvalidInput, Problem
 from kfp_gate.storage import Store, open_store
 
@@ -19,36 +19,49 @@ _IMAGE_COLUMNS = ("image", "file", "file_name", "filename", "path", "name")
 
 
 @dataclass(frozen=True)
-class Grouping:
-    """The group of each image.
+class Links:
+    """What the rules join.
 
     Attributes:
-        names: group name per image.
-        codes: integer per image, equal exactly where the names are, shape (n,).
+        a, b: pairs of images that may not be divided.
+        tables: per rule with keys the code of each image (-1 for none) and the names of the codes.
         duplicates: images whose bytes equal those of an earlier image.
         notes: sentences a person should read.
     """
 
-    names: list[str]
-    codes: Ints
+    a: Ints
+    b: Ints
+    tables: tuple[tuple[Ints, list[str]], ...]
     duplicates: int
     notes: tuple[str, ...]
 
+    def keep(self, keep: Bools) -> "Links":
+        """Only what joins images where `keep` (shape (n,)) is True, with these numbered anew."""
+        if keep.all():
+            return self
+        number = np.cumsum(keep) - 1
+        both = keep[self.a] & keep[self.b]
+        tables = tuple((codes[keep], names) for codes, names in self.tables)
+        return replace(self, a=number[self.a[both]], b=number[self.b[both]], tables=tables)
 
-def group_images(images: Sequence[str], facts: ImageFacts, rules: Sequence[Rule], store: Store) -> Grouping:
-    """Apply every rule and join what any of them joins. Images of equal bytes are always one group.
 
-    A group is named by the smallest key its rules give, so a group by one rule on names keeps its name whatever other
-    images come or go. An image without a key is named by its content, so renaming it does not move it either.
+def link_images(
+    images: Sequence[str], facts: ImageFacts, rules: Sequence[Rule], store: Store, first: Ints | None = None
+) -> Links:
+    """Apply every rule. Images of equal bytes are always joined.
+
+    Args:
+        first: order in which images may stand for what they share, shape (n,). Given if earlier manifests pin
+            some: these come first, and every near-duplicate pair is an edge of its own.
     """
     notes: list[str] = []
     content, _ = _encode(facts.sha256)
     duplicates = len(images) - int(content.max(initial=-1) + 1)
-    edges = [shared_key_edges(content)] if duplicates else []
+    edges = [shared_key_edges(content, first)]
     tables: list[tuple[Ints, list[str]]] = []
     for position, rule in enumerate(rules):
         if rule.kind == "near-duplicates":
-            edges.append(shared_key_edges(near_duplicate_clusters(facts.phash, int(rule.argument))))
+            edges.append(near_duplicate_edges(facts.phash, int(rule.argument), first))
             continue
         keys = _keys(rule, images, facts, store, notes)
         # In a union, equal keys of two rules are not one group.
@@ -56,13 +69,53 @@ def group_images(images: Sequence[str], facts: ImageFacts, rules: Sequence[Rule]
         codes, distinct = _encode(keys)
         missing = distinct.index("") if "" in distinct else -1
         codes = np.where(codes == missing, -1, codes)
-        edges.append(shared_key_edges(codes))
+        edges.append(shared_key_edges(codes, first))
         tables.append((codes, [mark + key for key in distinct]))
-    labels = components(len(images), *(np.concatenate(side) for side in zip(*edges, strict=True))) if edges else content
-    groups, group_codes = np.unique(labels, return_inverse=True)
-    names = _names(group_codes, len(groups), tables, facts.sha256)
-    _note_giant(group_codes, names, rules, notes)
-    return Grouping([names[c] for c in group_codes.tolist()], group_codes.astype(np.int64), duplicates, tuple(notes))
+    a, b = (np.concatenate(side) for side in zip(*edges, strict=True))
+    return Links(a, b, tuple(tables), duplicates, tuple(notes))
+
+
+def name_groups(links: Links, sha256: Sequence[str], former: Sequence[str] = ()) -> tuple[Ints, list[str]]:
+    """Group code of each image, shape (n,), and the name of each code.
+
+    A group keeps the name that earlier manifests gave its images. Else it is named by the smallest key its rules give:
+    a group by one rule on names keeps its name whatever other images come or go. An image without a key is named by
+    its content, so that renaming it does not move it either.
+
+    Args:
+        former: group of each image in earlier manifests, "" for a new image.
+    """
+    labels = components(len(sha256), links.a, links.b)
+    groups, codes = np.unique(labels, return_inverse=True)
+    codes = codes.astype(np.int64)
+    names = [""] * len(groups)
+    if any(former):
+        _take_smallest(names, codes, *_without_empty(*_encode(former)))
+    given = list(names)
+    for table in links.tables:
+        _take_smallest(names, codes, *table, frozen=given)
+    unnamed = np.array([not name for name in names])
+    for i in np.flatnonzero(unnamed[codes]).tolist():
+        key = f"content:{sha256[i][:24]}"
+        group = int(codes[i])
+        if not names[group] or key < names[group]:
+            names[group] = key
+    return codes, names
+
+
+def _without_empty(codes: Ints, distinct: list[str]) -> tuple[Ints, list[str]]:
+    return np.where(codes == distinct.index(""), -1, codes) if "" in distinct else codes, distinct
+
+
+def _take_smallest(
+    names: list[str], groups: Ints, codes: Ints, distinct: list[str], frozen: Sequence[str] = ()
+) -> None:
+    """Give each group the smallest of its keys, unless it has a smaller name or a frozen one."""
+    keyed = np.flatnonzero(codes >= 0)
+    pairs = np.unique(codes[keyed] * len(names) + groups[keyed])
+    for code, group in zip((pairs // len(names)).tolist(), (pairs % len(names)).tolist(), strict=True):
+        if not (frozen and frozen[group]) and (not names[group] or distinct[code] < names[group]):
+            names[group] = distinct[code]
 
 
 def _encode(keys: Sequence[str]) -> tuple[Ints, list[str]]:
@@ -72,28 +125,13 @@ def _encode(keys: Sequence[str]) -> tuple[Ints, list[str]]:
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
 
 
-def _names(groups: Ints, count: int, tables: Sequence[tuple[Ints, list[str]]], sha256: Sequence[str]) -> list[str]:
-    names = [""] * count
-    for codes, distinct in tables:
-        keyed = np.flatnonzero(codes >= 0)
-        # Each (group, key) once: a key is in one group only, so the first image of each key is enough.
-        found, first = np.unique(codes[keyed], return_index=True)
-        for code, group in zip(found.tolist(), groups[keyed[first]].tolist(), strict=True):
-            if not names[group] or distinct[code] < names[group]:
-                names[group] = distinct[code]
-    unnamed = np.array([not name for name in names])
-    for i in np.flatnonzero(unnamed[groups]).tolist():
-        key = f"content:{sha256[i][:24]}"
-        group = int(groups[i])
-        if not names[group] or key < names[group]:
-            names[group] = key
-    return names
-
-
 def _keys(rule: Rule, images: Sequence[str], facts: ImageFacts, store: Store, notes: list[str]) -> list[str]:
     if rule.kind == "csv":
         return _csv_keys(rule, images, store)
     keys = _time_keys(facts, float(rule.argument)) if rule.kind == "exif" else name_keys(rule, images)
+    if rule.kind == "auto" and any(keys):
+        found = [key for key in keys if key]
+        notes.append(f"group rule 'auto' took {len(set(found))} groups of {len(found)} images from the file names")
     alone = [image for image, key in zip(images, keys, strict=True) if not key]
     if alone and rule.kind != "none":
         shown = ", ".join(repr(image) for image in alone[:3]) + (", ..." if len(alone) > 3 else "")
@@ -162,12 +200,13 @@ def _time_keys(facts: ImageFacts, gap: float) -> list[str]:
     return keys
 
 
-def _note_giant(groups: Ints, names: Sequence[str], rules: Sequence[Rule], notes: list[str]) -> None:
-    sizes = np.bincount(groups) if len(groups) else np.zeros(1, np.int64)
+def giant_note(codes: Ints, names: Sequence[str], rule: str) -> str:
+    """A warning if one group holds more than half of ten or more images, else ""."""
+    sizes = np.bincount(codes)
     largest = int(sizes.argmax())
-    if len(groups) >= 10 and sizes[largest] > len(groups) / 2:
-        rule = "+".join(map(str, rules))
-        notes.append(
-            f"one group, {names[largest]!r}, holds {sizes[largest]} of {len(groups)} images: the rule {rule!r} or "
-            "equal files join more than half of the dataset"
-        )
+    if len(codes) < 10 or sizes[largest] <= len(codes) / 2:
+        return ""
+    return (
+        f"one group, {names[largest]!r}, holds {sizes[largest]} of {len(codes)} images: the rule {rule!r} or equal "
+        "files join more than half of the dataset"
+    )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kfp_gate.data.annotations import Floats, Ints
+from kfp_gate.data.annotations import Bools, Floats, Ints
 from kfp_gate.data.progress import Meter, Reporter
 from kfp_gate.errors import InvalidInput
 from kfp_gate.storage import Store
@@ -54,6 +54,17 @@ class ImageFacts:
     taken: Floats
     camera: list[str]
     errors: list[str]
+
+    def keep(self, keep: Bools) -> "ImageFacts":
+        """Only the images where `keep` (shape (n,)) is True."""
+        if keep.all():
+            return self
+        rows = np.flatnonzero(keep).tolist()
+        sha256, camera, errors = ([column[i] for i in rows] for column in (self.sha256, self.camera, self.errors))
+        return ImageFacts(
+            self.width[keep], self.height[keep], sha256, self.phash[keep], self.bytes[keep], self.taken[keep],
+            camera, errors,
+        )  # fmt: skip
 
 
 def inspect_images(

@@ -195,7 +195,8 @@ def read_manifest(path: Path | str) -> Manifest:
     if manifest.digest != facts["digest"]:
         raise InvalidInput(
             f"content with digest {manifest.digest[:16]}",
-            expected=f"the digest it was written with, {facts['digest'][:16]}", where=where, next_step="the file was changed: make it again with `kfp-gate split`",
+            expected=f"the digest it was written with, {facts['digest'][:16]}", where=where,
+            next_step="the file was changed: make it again with `kfp-gate split`",
         )  # fmt: skip
     return manifest
 

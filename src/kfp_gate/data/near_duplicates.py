@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kfp_gate.data.annotations import Ints
-from kfp_gate.data.components import components
+from kfp_gate.data.components import components, shared_key_edges
 
 Hashes = NDArray[np.uint64]
 
@@ -26,23 +26,29 @@ def near_pairs(hashes: Hashes, distance: int) -> tuple[Ints, Ints]:
         hashes: distinct 64-bit values, shape (n,).
         distance: bits, 0 or more.
     """
-    found = [pair for pair in _pairs(hashes, np.arange(len(hashes)), np.arange(64), distance) if len(pair[0])]
-    if not found:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    a, b = np.concatenate([p[0] for p in found]), np.concatenate([p[1] for p in found])
-    keys = np.unique(np.minimum(a, b) * len(hashes) + np.maximum(a, b))
-    return keys // len(hashes), keys % len(hashes)
+    return _once(_pairs(hashes, np.arange(len(hashes)), np.arange(64), distance), len(hashes))
 
 
-def near_duplicate_clusters(hashes: Hashes, distance: int) -> Ints:
-    """Cluster of each image: images are joined if a chain of near-duplicates links them. Shape (n,)."""
+def near_duplicate_edges(hashes: Hashes, distance: int, first: Ints | None = None) -> tuple[Ints, Ints]:
+    """Edges between images that join exactly the near-duplicates and chains of them.
+
+    Args:
+        hashes: of the images, shape (n,); equal values are allowed.
+        first: order in which images stand for their hash, shape (n,). With it, every pair of hashes within the
+            distance is an edge; without, only as many as hold each chain together, which takes less memory.
+    """
     distinct, codes = np.unique(hashes, return_inverse=True)
-    a, b = near_pairs(distinct, distance)
-    return np.asarray(components(len(distinct), a, b)[codes])
+    same = shared_key_edges(codes, first)
+    middle = np.arange(len(hashes)) if first is None else first
+    stands = np.empty(len(distinct), np.int64)
+    stands[codes[middle[::-1]]] = middle[::-1]  # the first one is written last, and stays
+    chunks = _pairs(distinct, np.arange(len(distinct)), np.arange(64), distance)
+    a, b = _once(chunks, len(distinct)) if first is not None else _forest(chunks, len(distinct))
+    return np.concatenate([same[0], stands[a]]), np.concatenate([same[1], stands[b]])
 
 
 def pairs_across(hashes: Hashes, sides: Ints, distance: int) -> tuple[Ints, Ints]:
-    """Pairs of images within `distance` that lie on different sides, at most one per pair of distinct hashes and sides.
+    """Pairs of images within `distance` that lie on different sides, one for each pair of hashes and sides.
 
     Args:
         hashes: shape (n,); equal values are allowed.
@@ -54,23 +60,62 @@ def pairs_across(hashes: Hashes, sides: Ints, distance: int) -> tuple[Ints, Ints
     if not len(hashes):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     distinct, codes = np.unique(hashes, return_inverse=True)
-    _, first = np.unique(codes * (int(sides.max()) + 1) + sides, return_index=True)
-    code_of, side_of = codes[first], sides[first]
-    starts = np.searchsorted(code_of, np.arange(len(distinct) + 1))
-    a, b = near_pairs(distinct, distance)
-    own = np.arange(len(distinct))
+    width = int(sides.max()) + 1
+    held = np.full((len(distinct), width), -1, np.int64)  # first image of each hash on each side
+    held[codes[::-1], sides[::-1]] = np.arange(len(hashes))[::-1]
+    lies = held >= 0
+    # Hashes on one side only, and on the same one, cannot differ: most pairs are dropped here, chunk by chunk.
+    only = np.where(lies.sum(axis=1) == 1, lies.argmax(axis=1), -1)
+
+    def crossing() -> Iterator[tuple[Ints, Ints]]:
+        for p, q in _pairs(distinct, np.arange(len(distinct)), np.arange(64), distance):
+            apart = (only[p] != only[q]) | (only[p] < 0)
+            yield p[apart], q[apart]
+
+    p, q = _once(crossing(), len(distinct))
+    shared = np.flatnonzero(only < 0)
     left: list[Ints] = []
     right: list[Ints] = []
-    counts = np.diff(starts)
-    for p, q, equal in ((a, b, False), (own, own, True)):
-        for i in range(int(counts.max())):
-            for j in range(i + 1 if equal else 0, int(counts.max())):
-                held = (i < counts[p]) & (j < counts[q])
-                x, y = starts[p[held]] + i, starts[q[held]] + j
-                apart = side_of[x] != side_of[y]
-                left.append(first[x[apart]])
-                right.append(first[y[apart]])
+    for i in range(width):
+        for j in range(width):
+            if i != j:
+                found = lies[p, i] & lies[q, j]
+                left.append(held[p[found], i])
+                right.append(held[q[found], j])
+            if i < j:
+                found = lies[shared, i] & lies[shared, j]
+                left.append(held[shared[found], i])
+                right.append(held[shared[found], j])
     return np.concatenate(left), np.concatenate(right)
+
+
+def _once(chunks: Iterator[tuple[Ints, Ints]], count: int) -> tuple[Ints, Ints]:
+    """Each pair once, sorted; a pair that agrees in several pieces is found in each."""
+    keys = [np.minimum(a, b) * count + np.maximum(a, b) for a, b in chunks if len(a)]
+    found = np.unique(np.concatenate(keys)) if keys else np.empty(0, np.int64)
+    return found // max(count, 1), found % max(count, 1)
+
+
+def _forest(chunks: Iterator[tuple[Ints, Ints]], count: int) -> tuple[Ints, Ints]:
+    """Enough of the pairs to connect what all of them connect."""
+    labels = np.arange(count)
+    kept: list[tuple[Ints, Ints]] = []
+    waiting = 0
+    for a, b in chunks:
+        apart = labels[a] != labels[b]
+        if apart.any():
+            kept.append((a[apart], b[apart]))
+            waiting += int(apart.sum())
+        if waiting > count:  # rarely enough that the labels cost less than the pairs they save
+            labels = components(count, *_joined(kept))
+            kept, waiting = [shared_key_edges(labels)], 0
+    return _joined(kept)
+
+
+def _joined(pairs: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    if not pairs:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
 
 
 def _pairs(hashes: Hashes, members: Ints, bits: Ints, distance: int) -> Iterator[tuple[Ints, Ints]]:

@@ -3,18 +3,21 @@
 import logging
 import posixpath
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 from kfp_gate.data.annotations import Annotations
+from kfp_gate.data.archives import UnpackedStore
+from kfp_gate.data.coco import find_coco_files, read_coco
 from kfp_gate.data.images import SUFFIXES
 from kfp_gate.data.progress import Reporter
+from kfp_gate.data.voc import read_voc
 from kfp_gate.data.yolo import CLASS_LISTS, YAML_NAMES, read_yolo
 from kfp_gate.errors import InvalidInput
-from kfp_gate.storage import LocalStore, Store, open_store
+from kfp_gate.storage import LocalStore, Readable, Store, open_store
 
 log = logging.getLogger(__name__)
 
-FORMATS = ("auto", "yolo")
+FORMATS = ("auto", "yolo", "coco", "voc")
 
 
 def open_dataset(source_uri: str) -> tuple[Store, str, dict[str, int], str]:
@@ -52,7 +55,7 @@ def open_dataset(source_uri: str) -> tuple[Store, str, dict[str, int], str]:
 
 
 def read_annotations(
-    store: Store, listing: dict[str, int], *, format: str = "auto", named: str = "", reporter: Reporter | None = None
+    store: Readable, listing: dict[str, int], *, format: str = "auto", named: str = "", reporter: Reporter | None = None
 ) -> Annotations:
     """Read the annotations of an opened dataset.
 
@@ -64,31 +67,59 @@ def read_annotations(
             f"format {format!r}", expected=f"one of {', '.join(FORMATS)}", where="dataset_format",
             next_step="correct the parameter",
         )  # fmt: skip
+    store, listing, images_packed = _unpack(store, listing)
     if format == "auto":
         format = _find_format(store, listing, named)
-    readers: dict[str, Callable[[], Any]] = {
+    readers: dict[str, Callable[[], Annotations]] = {
         "yolo": lambda: read_yolo(store, listing, yaml_file=named, reporter=reporter),
+        "coco": lambda: read_coco(store, listing, named=named, reporter=reporter),
+        "voc": lambda: read_voc(store, listing, reporter=reporter),
     }
-    annotations: Annotations = readers[format]()
+    annotations = readers[format]()
+    if images_packed:
+        note = f"{images_packed} images lie in archives and were not used: only annotations are read from archives"
+        annotations = replace(annotations, notes=(*annotations.notes, note))
     return annotations
+
+
+def _unpack(store: Readable, listing: dict[str, int]) -> tuple[Readable, dict[str, int], int]:
+    if not any(k.lower().endswith((".zip", ".gz")) for k in listing):
+        return store, listing, 0
+    unpacked = UnpackedStore(store, listing)
+    return unpacked, unpacked.listing, unpacked.archived_images
 
 
 def _hidden(key: str) -> bool:
     return key.startswith((".", "__MACOSX/")) or "/." in key
 
 
-def _find_format(store: Store, listing: dict[str, int], named: str) -> str:
-    if named.lower().endswith((".yaml", ".yml")):
-        return "yolo"
+def _find_format(store: Readable, listing: dict[str, int], named: str) -> str:
+    if named:
+        return "yolo" if named.lower().endswith((".yaml", ".yml")) else "coco"
     top = [k for k in listing if "/" not in k]
-    if any(k in listing for k in (*YAML_NAMES, *CLASS_LISTS)) or any(k.endswith((".yaml", ".yml")) for k in top):
-        return "yolo"
-    images = {posixpath.splitext(k)[0].rpartition("/")[2] for k in listing if k.lower().endswith(SUFFIXES)}
-    texts = [k for k in listing if k.endswith(".txt") and posixpath.splitext(k)[0].rpartition("/")[2] in images]
-    if texts or images:
-        return "yolo"
+    found = []
+    if any(k in listing for k in YAML_NAMES) or any(k.endswith((".yaml", ".yml")) for k in top):
+        found.append("yolo")
+    if find_coco_files(store, listing)[0]:
+        found.append("coco")
+    if any(k.lower().endswith(".xml") for k in listing):
+        found.append("voc")
+    images = {_stem(k) for k in listing if k.lower().endswith(SUFFIXES)}
+    if not found and (images or any(k in listing for k in CLASS_LISTS)):
+        found.append("yolo")  # whose reader says what is missing
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InvalidInput(
+            f"annotations in {len(found)} formats: {', '.join(found)}", expected="one, or a choice", where=store.uri,
+            next_step="name the one to use with dataset_format",
+        )  # fmt: skip
     raise InvalidInput(
-        f"{len(listing)} files that are no known dataset, such as {sorted(listing)[0]!r}",
+        f"{len(listing)} files that are no known dataset, such as {min(listing)!r}",
         expected="images with a data.yaml and labels (yolo), a COCO json or Pascal VOC xml files", where=store.uri,
         next_step="check the dataset's location, or name its dataset_format",
     )  # fmt: skip
+
+
+def _stem(key: str) -> str:
+    return posixpath.splitext(key)[0].rpartition("/")[2]

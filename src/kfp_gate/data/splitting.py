@@ -5,23 +5,25 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kfp_gate import __version__
 from kfp_gate.data import coverage as coverage_of
-from kfp_gate.data.annotations import NO_SPLIT, SPLITS, Annotations, Bools, Ints
-from kfp_gate.data.assignment import Shares, best_fit, by_hash, check_shares, hash_positions
-from kfp_gate.data.box_checks import check_boxes
+from kfp_gate.data.annotations import NO_SPLIT, SPLITS, Bools, Ints
+from kfp_gate.data.assignment import check_shares
 from kfp_gate.data.coverage import Coverage
-from kfp_gate.data.defects import POLICIES, Defect, refusal, rejects_csv
-from kfp_gate.data.group_rules import parse_rules
-from kfp_gate.data.grouping import Grouping, group_images
-from kfp_gate.data.images import ImageFacts, inspect_images
+from kfp_gate.data.defects import Defect, rejects_csv
+from kfp_gate.data.group_rules import Rule, parse_rules
+from kfp_gate.data.grouping import giant_note, link_images, name_groups
+from kfp_gate.data.intake import Intake, check_policy, settle, take_in, write_rejects
 from kfp_gate.data.manifest import Manifest, build_table, write_manifest
+from kfp_gate.data.minimum import find_shortfalls, refuse_shortfalls
 from kfp_gate.data.near_duplicates import pairs_across
+from kfp_gate.data.placement import STRATEGIES, fixed_pins, place_groups, share_note
+from kfp_gate.data.previous import Previous, old_images, pin, read_previous
 from kfp_gate.data.progress import Reporter
-from kfp_gate.data.sources import open_dataset, read_annotations
 from kfp_gate.errors import InvalidInput
 from kfp_gate.storage import open_store
 
@@ -29,9 +31,6 @@ log = logging.getLogger(__name__)
 
 NEAR_DISTANCE = 4
 """Bits within which the report counts near-duplicates across splits when no rule names a distance."""
-
-SHARE_TOLERANCE = 0.05
-"""A split whose share of the images is further than this from what was asked for is named in the notes."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,19 @@ class SplitResult:
         store.write("rejects.csv", rejects_csv(self.rejects).encode())
 
 
+def split_to_folder(source_uri: str, out: Path | str, **options: Any) -> SplitResult:
+    """`split_dataset` with its results written to a folder or prefix: what `kfp-gate split` does.
+
+    Args:
+        out: where train, val and test.parquet, coverage.html, coverage.txt and rejects.csv go; the last is
+            written even if the dataset is refused.
+        options: those of `split_dataset`.
+    """
+    result = split_dataset(source_uri, **{"rejects_file": f"{str(out).rstrip('/')}/rejects.csv", **options})
+    result.save(out)
+    return result
+
+
 def split_dataset(
     source_uri: str,
     *,
@@ -68,6 +80,11 @@ def split_dataset(
     shares: Sequence[float] = (0.7, 0.15, 0.15),
     seed: int = 0,
     revision: str = "",
+    strategy: str = "hash",
+    tolerance: float = 0.02,
+    previous: str = "",
+    min_instances: int = 0,
+    on_shortfall: str = "warn",
     rejects: str = "error",
     rejects_file: Path | str | None = None,
     reporter: Reporter | None = None,
@@ -81,8 +98,14 @@ def split_dataset(
         shares: of the images, for train, val, test; each above 0, sum 1.
         seed: another seed gives another split.
         revision: any text; recorded, and part of a pipeline's cache key.
-        rejects: what to do about defects, one of `POLICIES`.
-        rejects_file: where to list every finding; written before an error is raised too.
+        strategy: `hash` (a group's place depends on its name and the seed alone), `stratified` (images and every
+            class balanced; keep it stable with `previous`), or `fixed` (the source's own train, val and test).
+        tolerance: share by which a class may be off with `stratified`.
+        previous: folder or prefix of an earlier split, whose images stay where they are.
+        min_instances: what each class should have in the test set; 0 asks for none.
+        on_shortfall: `warn` or `error` for a class with fewer.
+        rejects: what to do about defects, one of `kfp_gate.data.defects.POLICIES`.
+        rejects_file: path or URI where every finding is listed, also before an error is raised.
         reporter: called with the progress; None logs it.
 
     Raises:
@@ -90,172 +113,147 @@ def split_dataset(
     """
     asked = check_shares(shares)
     rules = parse_rules(group_rule)
-    if rejects not in POLICIES:
+    check_policy(rejects)
+    _check_choices(strategy, previous, on_shortfall, tolerance)
+    earlier = read_previous(previous) if previous else None
+    taken = take_in(source_uri, format=format, rejects=rejects, reporter=reporter)
+    taken = settle(taken, rejects, rejects_file)
+    notes = list(taken.annotations.notes)
+    grouped = _group(taken, rules, earlier, notes)
+    if strategy == "fixed":
+        grouped = _fix(grouped, rejects, rejects_file)
+    taken, codes, names = grouped.intake, grouped.codes, grouped.names
+    annotations, facts = taken.annotations, taken.facts
+    giant = giant_note(codes, names, group_rule)
+    notes += [giant] if giant else []
+    placed = place_groups(
+        codes, names, annotations, grouped.pins, strategy, asked, seed, tolerance, group_rule, taken.root
+    )
+    splits = placed.splits[codes]
+    notes += placed.notes
+    off = share_note(np.bincount(splits, minlength=3), len(names), asked)
+    notes += [off] if off else []
+    short = find_shortfalls(
+        placed.labels, placed.splits, placed.positions, placed.pinned, annotations.classes, asked, min_instances,
+        by_hash=placed.by_hash,
+    )  # fmt: skip
+    write_rejects(annotations.defects, rejects_file)
+    if short and on_shortfall == "error":
+        raise refuse_shortfalls(short, taken.root)
+    distance = max((int(r.argument) for r in rules if r.kind == "near-duplicates"), default=NEAR_DISTANCE)
+    near = _near_across(annotations.images, facts.phash, splits, distance, notes)
+    counts = coverage_of.count(annotations, facts.width, facts.height, splits, codes)
+    notes += _absent_note(annotations.classes, counts["instances"])
+    coverage = Coverage(
+        classes=annotations.classes, shares=asked, rule=group_rule, strategy=strategy, seed=seed, source_uri=taken.root,
+        largest_group=int(counts.pop("largest_group")), duplicates=grouped.duplicates, near_duplicates_across=near,
+        near_distance=distance, rejected=taken.images_in - len(annotations),
+        defects=dict(Counter(d.kind for d in annotations.defects)), shortfalls=short, notes=tuple(notes), **counts,
+    )  # fmt: skip
+    for note in notes:
+        log.warning("%s", note)
+    manifests = {
+        split: _manifest(grouped, splits == code, split, seed, group_rule, revision)
+        for code, split in enumerate(SPLITS)
+    }
+    return SplitResult(manifests, coverage, tuple(notes), annotations.defects)
+
+
+@dataclass(frozen=True)
+class _Grouped:
+    """A dataset with the group of each image, and the split that each group must be in."""
+
+    intake: Intake
+    codes: Ints
+    names: list[str]
+    pins: Ints
+    duplicates: int
+
+
+def _group(taken: Intake, rules: Sequence[Rule], earlier: Previous | None, notes: list[str]) -> _Grouped:
+    images, facts = taken.annotations.images, taken.facts
+    if earlier is None:
+        links = link_images(images, facts, rules, taken.store)
+        notes += links.notes
+        codes, names = name_groups(links, facts.sha256)
+        return _Grouped(taken, codes, names, np.full(len(names), NO_SPLIT), links.duplicates)
+    old, former = old_images(earlier, images, facts.sha256)
+    links = link_images(images, facts, rules, taken.store, np.argsort(old == NO_SPLIT, kind="stable"))
+    notes += links.notes
+    pins = pin(images, old, (links.a, links.b))
+    keep = ~pins.bridges
+    if pins.defects:
+        notes.append(
+            f"{len(pins.defects)} new images belong to groups that the previous manifests put into different splits; "
+            "they are in none (see the rejects, kind 'bridge')"
+        )
+        taken = _add_defects(taken, pins.defects).keep(keep)
+        former = [group for group, kept in zip(former, keep.tolist(), strict=True) if kept]
+    codes, names = name_groups(links.keep(keep), taken.facts.sha256, former)
+    pinned = np.full(len(names), NO_SPLIT)
+    np.maximum.at(pinned, codes, pins.splits[keep])
+    return _Grouped(taken, codes, names, pinned, links.duplicates)
+
+
+def _fix(grouped: _Grouped, rejects: str, rejects_file: Path | str | None) -> _Grouped:
+    """Pin the groups where the source's own folders have them."""
+    pins, leaving, divided = fixed_pins(grouped.codes, grouped.intake.annotations, grouped.names)
+    taken = settle(_add_defects(grouped.intake, divided), rejects, rejects_file) if divided else grouped.intake
+    return replace(grouped, intake=taken, codes=grouped.codes[~leaving], pins=pins)
+
+
+def _add_defects(taken: Intake, defects: tuple[Defect, ...]) -> Intake:
+    annotations = taken.annotations
+    return replace(taken, annotations=replace(annotations, defects=annotations.defects + defects))
+
+
+def _check_choices(strategy: str, previous: str, on_shortfall: str, tolerance: float) -> None:
+    for name, value, choices in (("strategy", strategy, STRATEGIES), ("on_shortfall", on_shortfall, ("warn", "error"))):
+        if value not in choices:
+            raise InvalidInput(
+                f"{name} {value!r}", expected=f"one of {', '.join(choices)}", where=name,
+                next_step="correct the parameter",
+            )  # fmt: skip
+    if not 0 < tolerance < 1:
         raise InvalidInput(
-            f"rejects policy {rejects!r}", expected=f"one of {', '.join(POLICIES)}", where="rejects",
+            f"tolerance {tolerance!r}", expected="a share between 0 and 1", where="tolerance",
             next_step="correct the parameter",
         )  # fmt: skip
-    store, root, listing, named = open_dataset(source_uri)
-    annotations = read_annotations(store, listing, format=format, named=named, reporter=reporter)
-    annotations = check_boxes(annotations, fix=rejects.startswith("fix"))
-    facts = inspect_images(store, annotations.images, reporter=reporter)
-    annotations = _check_images(annotations, facts)
-    annotations, keep = _apply_policy(annotations, rejects, rejects_file, root)
-    facts = _keep_facts(facts, keep)
-    grouping = group_images(annotations.images, facts, rules, store)
-    notes = [*annotations.notes, *grouping.notes]
-    splits = _assign(grouping, asked, seed, notes, root, group_rule)
-    notes += _share_notes(splits, grouping, asked)
-    report = _coverage(annotations, facts, grouping, splits, asked, group_rule, seed, root, rules, keep, notes)
-    result = SplitResult(
-        {
-            split: _manifest(annotations, facts, grouping, splits == code, split, root, seed, group_rule, revision)
-            for code, split in enumerate(SPLITS)
-        },
-        report, report.notes, annotations.defects,
-    )  # fmt: skip
-    for note in report.notes:
-        log.warning("%s", note)
-    return result
-
-
-def _check_images(annotations: Annotations, facts: ImageFacts) -> Annotations:
-    found = [
-        Defect("missing image" if error == "does not exist" else "unreadable image", image, 0, error, image)
-        for image, error in zip(annotations.images, facts.errors, strict=True)
-        if error
-    ]
-    readable = np.array([not e for e in facts.errors], bool)
-    actual = np.column_stack([facts.width, facts.height])
-    differs = readable & (annotations.declared > 0).all(axis=1) & (annotations.declared != actual).any(axis=1)
-    for i in np.flatnonzero(differs).tolist():
-        (dw, dh), (w, h) = annotations.declared[i].tolist(), actual[i].tolist()
-        text = f"{annotations.label_files[i]} states {dw} x {dh}, the file has {w} x {h}"
-        found.append(Defect("image size differs", annotations.images[i], 0, text, annotations.images[i]))
-    return replace(annotations, defects=annotations.defects + tuple(found))
-
-
-def _apply_policy(
-    annotations: Annotations, policy: str, rejects_file: Path | str | None, where: str
-) -> tuple[Annotations, Bools]:
-    """Raise for what the policy refuses; otherwise leave out the images concerned. Returns what was kept, shape (n,)."""
-    refused = [d for d in annotations.defects if d.action == "refused"]
-    if refused and not policy.endswith("drop"):
-        _write_rejects(annotations.defects, rejects_file)
-        raise refusal(refused, where)
-    leaving = {d.image for d in refused if d.image}
-    keep = np.array([image not in leaving for image in annotations.images], bool)
-    done = tuple(
-        replace(d, action="dropped" if d.image else "left out") if d.action == "refused" else d
-        for d in annotations.defects
-    )
-    _write_rejects(done, rejects_file)
-    if not keep.any():
+    if previous and strategy == "fixed":
         raise InvalidInput(
-            f"none of {len(keep)} images is free of defects", expected="at least three usable images", where=where,
-            next_step="read the rejects file and mend the dataset",
+            "strategy 'fixed' and previous manifests", expected="one source of fixed splits", where="strategy",
+            next_step="choose strategy='hash' or 'stratified' with `previous`",
         )  # fmt: skip
-    return replace(annotations.keep_images(keep), defects=done), keep
 
 
-def _write_rejects(defects: Sequence[Defect], file: Path | str | None) -> None:
-    if file is not None:
-        folder, _, name = str(file).rpartition("/")
-        open_store(folder or ".").write(name, rejects_csv(defects).encode())
-
-
-def _keep_facts(facts: ImageFacts, keep: Bools) -> ImageFacts:
-    if keep.all():
-        return facts
-    rows = np.flatnonzero(keep).tolist()
-    return ImageFacts(
-        facts.width[keep], facts.height[keep], [facts.sha256[i] for i in rows], facts.phash[keep], facts.bytes[keep],
-        facts.taken[keep], [facts.camera[i] for i in rows], [facts.errors[i] for i in rows],
-    )  # fmt: skip
-
-
-def _assign(grouping: Grouping, shares: Shares, seed: int, notes: list[str], where: str, rule: str) -> Ints:
-    """Split of each image, shape (n,)."""
-    codes, first, sizes = np.unique(grouping.codes, return_index=True, return_counts=True)
-    names = [grouping.names[i] for i in first.tolist()]
-    if len(names) < 3:
-        raise InvalidInput(
-            f"{len(names)} group{'s' * (len(names) != 1)} of images by the rule {rule!r}: {', '.join(map(repr, names))}",
-            expected="at least 3 groups, one for each split, since no group may be divided", where=where,
-            next_step="choose a finer group_rule ('none' makes each image its own group), or add images of other scenes",
-        )  # fmt: skip
-    chosen = by_hash(names, shares, seed)
-    counts = np.bincount(chosen, minlength=3)
-    if not counts.all():
-        empty = " and ".join(SPLITS[i] for i in np.flatnonzero(counts == 0).tolist())
-        chosen = best_fit(sizes, hash_positions(names, seed), shares, np.full(len(names), NO_SPLIT))
-        notes.append(
-            f"the hashes of {len(names)} groups leave {empty} empty, so the groups were placed by size instead: until "
-            "there are more groups, adding images may move these"
-        )
-    return np.asarray(chosen[np.searchsorted(codes, grouping.codes)])
-
-
-def _share_notes(splits: Ints, grouping: Grouping, shares: Shares) -> list[str]:
-    images = np.bincount(splits, minlength=3)
-    given = images / images.sum()
-    if (np.abs(given - shares) <= SHARE_TOLERANCE).all():
-        return []
-    groups = len(np.unique(grouping.codes))
-    asked = "/".join(f"{100 * s:.4g}" for s in shares)
-    parts = ", ".join(
-        f"{s} {g:.1%} ({n} images)" for s, g, n in zip(SPLITS, given.tolist(), images.tolist(), strict=True)
-    )
-    return [f"{groups} groups cannot give the asked shares {asked}; they give {parts}"]
-
-
-def _coverage(
-    annotations: Annotations, facts: ImageFacts, grouping: Grouping, splits: Ints, shares: Shares, rule: str, seed: int,
-    source_uri: str, rules: Sequence[object], keep: Bools, notes: list[str],
-) -> Coverage:  # fmt: skip
-    counts = coverage_of.count(annotations, facts.width, facts.height, splits, grouping.codes)
-    a, b = pairs_across(facts.phash, splits, NEAR_DISTANCE)
+def _near_across(images: Sequence[str], phash: Any, splits: Ints, distance: int, notes: list[str]) -> int:
+    a, b = pairs_across(phash, splits, distance)
     if len(a):
-        shown = ", ".join(
-            f"{annotations.images[i]} and {annotations.images[j]}" for i, j in zip(a[:2], b[:2], strict=True)
-        )
+        shown = ", ".join(f"{images[i]} and {images[j]}" for i, j in zip(a[:2].tolist(), b[:2].tolist(), strict=True))
         notes.append(
-            f"{len(a)} pairs of images look alike (at most {NEAR_DISTANCE} of 64 bits apart) and lie in different splits, "
-            f"such as {shown}; add +near-duplicates:{NEAR_DISTANCE} to the group rule to hold them together"
+            f"{len(a)} pairs of images look alike (at most {distance} of 64 bits apart) and lie in different splits, "
+            f"such as {shown}; add +near-duplicates:{distance} to the group rule to hold them together"
         )
-    absent = np.flatnonzero((counts["instances"] == 0).any(axis=1)).tolist()
-    if absent:
-        shown = ", ".join(
-            f"{annotations.classes[k]!r} ({', '.join(s for s, n in zip(SPLITS, counts['instances'][k], strict=True) if not n)})"
-            for k in absent[:5]
-        )
-        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-        notes.append(
-            f"{len(absent)} of {len(annotations.classes)} classes have no instance in some split: {shown}{more}"
-        )
-    return Coverage(
-        classes=annotations.classes, shares=shares, rule=rule, strategy="hash", seed=seed, source_uri=source_uri,
-        images=counts["images"], groups=counts["groups"], background=counts["background"],
-        instances=counts["instances"], images_with=counts["images_with"], size_bands=counts["size_bands"],
-        class_size_bands=counts["class_size_bands"], group_sizes=counts["group_sizes"],
-        largest_group=int(counts["largest_group"]), duplicates=grouping.duplicates, near_duplicates_across=len(a),
-        near_distance=NEAR_DISTANCE, rejected=int((~keep).sum()),
-        defects=dict(Counter(d.kind for d in annotations.defects)), shortfalls=(), notes=tuple(notes),
-    )  # fmt: skip
+    return len(a)
 
 
-def _manifest(
-    annotations: Annotations, facts: ImageFacts, grouping: Grouping, chosen: Bools, split: str, source_uri: str, seed: int,
-    rule: str, revision: str,
-) -> Manifest:  # fmt: skip
+def _absent_note(classes: Sequence[str], instances: Ints) -> list[str]:
+    absent = np.flatnonzero((instances == 0).any(axis=1)).tolist()
+    if not absent:
+        return []
+    missing = [", ".join(s for s, n in zip(SPLITS, instances[k].tolist(), strict=True) if not n) for k in absent[:5]]
+    shown = ", ".join(f"{classes[k]!r} ({where})" for k, where in zip(absent[:5], missing, strict=True))
+    more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+    return [f"{len(absent)} of {len(classes)} classes have no instance in some split: {shown}{more}"]
+
+
+def _manifest(grouped: _Grouped, chosen: Bools, split: str, seed: int, rule: str, revision: str) -> Manifest:
+    annotations, facts = grouped.intake.annotations, grouped.intake.facts.keep(chosen)
     part = annotations.keep_images(chosen)
-    rows = np.flatnonzero(chosen).tolist()
-    table = build_table(
-        {
-            "image": part.images, "bytes": facts.bytes[chosen], "width": facts.width[chosen],
-            "height": facts.height[chosen], "sha256": [facts.sha256[i] for i in rows], "phash": facts.phash[chosen],
-            "group": [grouping.names[i] for i in rows],
-        },
-        part.offsets, np.column_stack([part.box_class, part.boxes]), part.crowd,
-    )  # fmt: skip
-    return Manifest(table, annotations.classes, split, source_uri, seed, rule, __version__, revision)
+    columns = {
+        "image": part.images, "bytes": facts.bytes, "width": facts.width, "height": facts.height,
+        "sha256": facts.sha256, "phash": facts.phash,
+        "group": [grouped.names[c] for c in grouped.codes[chosen].tolist()],
+    }  # fmt: skip
+    table = build_table(columns, part.offsets, np.column_stack([part.box_class, part.boxes]), part.crowd)
+    return Manifest(table, annotations.classes, split, grouped.intake.root, seed, rule, __version__, revision)

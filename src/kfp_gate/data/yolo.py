@@ -10,17 +10,19 @@ import posixpath
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kfp_gate.data.annotations import NO_SPLIT, SPLITS, Annotations, Bools, Floats, Ints
+from kfp_gate.data.archives import UnpackedStore
 from kfp_gate.data.defects import Defect
 from kfp_gate.data.images import SUFFIXES
 from kfp_gate.data.label_text import ParsedLabels, parse_labels
 from kfp_gate.data.progress import Meter, Reporter
 from kfp_gate.errors import InvalidInput, Problem
-from kfp_gate.storage import LocalStore, Store
+from kfp_gate.storage import LocalStore, Readable
 
 YAML_NAMES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 CLASS_LISTS = ("classes.txt", "obj.names")
@@ -52,7 +54,7 @@ def label_path(image: str) -> str:
 
 
 def read_yolo(
-    store: Store, listing: dict[str, int], *, yaml_file: str = "", reporter: Reporter | None = None
+    store: Readable, listing: dict[str, int], *, yaml_file: str = "", reporter: Reporter | None = None
 ) -> Annotations:
     """Read a YOLO dataset.
 
@@ -101,7 +103,7 @@ def read_yolo(
     )
 
 
-def _read_header(store: Store, listing: dict[str, int], yaml_file: str) -> YoloHeader:
+def _read_header(store: Readable, listing: dict[str, int], yaml_file: str) -> YoloHeader:
     import yaml
 
     found = [yaml_file] if yaml_file else [name for name in YAML_NAMES if name in listing]
@@ -168,7 +170,7 @@ def _class_names(names: Any, where: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _choose_images(store: Store, listing: dict[str, int], header: YoloHeader) -> tuple[list[str], Ints, list[str]]:
+def _choose_images(store: Readable, listing: dict[str, int], header: YoloHeader) -> tuple[list[str], Ints, list[str]]:
     """The images, the split that the source itself gives each, and notes."""
     every = sorted(k for k in listing if k.lower().endswith(SUFFIXES))
     notes: list[str] = []
@@ -222,7 +224,7 @@ def _split_of_path(image: str) -> int:
 
 
 def _entry_images(
-    store: Store, listing: dict[str, int], every: Sequence[str], header: YoloHeader, entry: str
+    store: Readable, listing: dict[str, int], every: Sequence[str], header: YoloHeader, entry: str
 ) -> list[str] | None:
     """The images under one entry of the yaml, or None if it leads nowhere inside the dataset."""
     base = posixpath.dirname(header.file)
@@ -236,14 +238,15 @@ def _entry_images(
     return None
 
 
-def _candidates(store: Store, base: str, path: str, entry: str) -> Iterable[str]:
+def _candidates(store: Readable, base: str, path: str, entry: str) -> Iterable[str]:
     entry = entry.removeprefix("./")
     retried = entry[3:] if entry.startswith("../") else entry
     for root in dict.fromkeys((posixpath.join(base, path), base)):
         for name in dict.fromkeys((entry, retried)):
             full = posixpath.join(root, name)
-            if full.startswith("/") and isinstance(store, LocalStore):
-                top = store.root.resolve().as_posix()
+            folder = _folder(store)
+            if full.startswith("/") and folder is not None:
+                top = folder.resolve().as_posix()
                 full = posixpath.normpath(full)
                 if full != top and not full.startswith(top + "/"):
                     continue
@@ -251,10 +254,15 @@ def _candidates(store: Store, base: str, path: str, entry: str) -> Iterable[str]
             yield posixpath.normpath(full) if full else ""
 
 
-def _list_file(store: Store, listing: dict[str, int], file: str) -> list[str] | None:
+def _folder(store: Readable) -> Path | None:
+    return store.root if isinstance(store, LocalStore | UnpackedStore) else None
+
+
+def _list_file(store: Readable, listing: dict[str, int], file: str) -> list[str] | None:
     """Images named in a list file, relative to the dataset or to the file's folder, as `./x` too."""
     folder = posixpath.dirname(file)
-    top = store.root.resolve().as_posix() + "/" if isinstance(store, LocalStore) else ""
+    local = _folder(store)
+    top = local.resolve().as_posix() + "/" if local is not None else ""
     images, missing = [], []
     for number, line in enumerate(store.read(file).decode("utf-8-sig", "replace").splitlines(), 1):
         name = line.strip()
@@ -301,12 +309,12 @@ def _orphans(listing: dict[str, int], used: set[str], images: Sequence[str], *, 
 
 
 def _read_labels(
-    store: Store, images: Sequence[str], label_files: Sequence[str], reporter: Reporter | None
+    store: Readable, images: Sequence[str], label_files: Sequence[str], reporter: Reporter | None
 ) -> tuple[ParsedLabels, list[Defect]]:
     meter = Meter("reading labels", len(images), reporter)
     parts: list[ParsedLabels] = []
     defects: list[Defect] = []
-    threads = 16 if not isinstance(store, LocalStore) else 1
+    threads = 16 if _folder(store) is None else 1
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(images), _CHUNK):
             files = label_files[start : start + _CHUNK]
