@@ -110,7 +110,10 @@ def distributions_of(package: str, project_exceptions: Mapping[str, str] | None 
         project_exceptions: distribution to the one that an image holds in its place.
     """
     known = _installed_packages().get(package, [package])
-    names = {normalise(name) for name in known}
+    # Several distributions may put files under one name. Those that bring its `__init__` are meant: kfp and not
+    # kfp-pipeline-spec, but mlflow as well as mlflow-skinny.
+    bring = [name for name in known if _brings(name, package)] if len(known) > 1 else known
+    names = {normalise(name) for name in bring or known}
     replaced = project_exceptions or {}
     return names | {replaced[name] for name in names if name in replaced}
 
@@ -244,6 +247,12 @@ def resolution_findings(project: Project, held: Mapping[str, Mapping[str, str]])
 def _installed_packages() -> Mapping[str, list[str]]:
     """Import name to distributions; kept, because reading it takes seconds in a large environment."""
     return importlib.metadata.packages_distributions()
+
+
+@functools.cache
+def _brings(distribution: str, package: str) -> bool:
+    files = importlib.metadata.files(distribution) or ()
+    return any(file.parts == (package, "__init__.py") for file in files)
 
 
 def _lock_file(image: str) -> str:

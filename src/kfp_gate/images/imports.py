@@ -7,10 +7,10 @@ so the answer does not depend on what is installed.
 """
 
 import ast
+import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 from kfp_gate.images.sources import ImportSite, Reached, SourceTree
@@ -60,7 +60,7 @@ class _Module:
     file: Path
     tree: ast.Module
 
-    @cached_property
+    @functools.cached_property
     def definitions(self) -> dict[str, list[ast.stmt]]:
         """Top-level functions and classes by name; a name may be defined in both branches of an `if`."""
         found: dict[str, list[ast.stmt]] = {}
@@ -239,7 +239,13 @@ def _read(tree: SourceTree, name: str) -> _Module:
     file = tree.file_of(name)
     if file is None:
         raise FileNotFoundError(f"no module {name}")
-    return _Module(name, file, ast.parse(file.read_text(encoding="utf-8"), str(file)))
+    return _Module(name, file, _parse(file.read_text(encoding="utf-8"), name))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str, name: str) -> ast.Module:
+    """Kept, because the images share most modules; no one changes a tree."""
+    return ast.parse(text, name)
 
 
 def _absolute(module: _Module, node: ast.ImportFrom) -> str:

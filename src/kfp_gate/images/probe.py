@@ -18,6 +18,9 @@ from kfp_gate.errors import Broken
 SECONDS = 600
 """Time for one child; the imports of the largest image take about 20 s when its files are not cached."""
 
+_MARK = b"\x1e\n"
+"""Parts what each import wrote to stderr from what the one before wrote."""
+
 
 def try_imports(tasks: Sequence[tuple[str, Sequence[str]]]) -> list[str | None]:
     """Do what `import module` (no names) or `from module import names` does, for each of `tasks`.
@@ -54,7 +57,7 @@ def try_imports(tasks: Sequence[tuple[str, Sequence[str]]]) -> list[str | None]:
         if any(answer.get("end") == len(tasks) - start - 1 for answer in answers):
             break
         start += _last(answers, "start")
-        last = done.stderr.strip().splitlines()[-1:]
+        last = done.stderr.rpartition(_MARK.decode())[2].strip().splitlines()[-1:]
         results[start] = ": ".join([f"ended the process with code {done.returncode}", *last])
         start += 1
     return results
@@ -69,6 +72,7 @@ def main() -> None:
         warnings.simplefilter("ignore")
         for number, (module, names) in enumerate(tasks):
             answers.write(json.dumps({"start": number}) + "\n")
+            os.write(2, _MARK)
             answers.write(json.dumps({"end": number, "error": _attempt(module, names)}) + "\n")
 
 
