@@ -1,6 +1,7 @@
 """What a person sees while a pipeline runs on this machine, and the one screen at its end."""
 
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,7 +106,10 @@ class Terminal:
             ("training", state.result("launch_training").get("training")),
         ):
             if path:
-                print_(f"{name + ':':<12}{path}", markup=False)
+                # KFP's artifacts have no suffix, and a browser goes by it.
+                page = self.folder / f"{name}.html"
+                shutil.copyfile(path, page)
+                print_(f"{name + ':':<12}{page}", markup=False)
         if "tracking_uri" in arguments:
             print_(f"{'tracking:':<12}{arguments['tracking_uri']}", markup=False)
 
