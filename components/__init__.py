@@ -3,6 +3,8 @@
 from kfp_gate.components import split_dataset, launch_training, validation_gate, register_model
 """
 
+from inspect import Parameter, Signature, signature
+
 from kfp_gate.components.launch_training.component import launch_training
 from kfp_gate.components.preflight.component import preflight
 from kfp_gate.components.record_outcome.component import record_outcome
@@ -11,6 +13,23 @@ from kfp_gate.components.split_dataset.component import split_dataset
 from kfp_gate.components.validation_gate.component import validation_gate
 
 __all__ = ["launch_training", "preflight", "record_outcome", "register_model", "split_dataset", "validation_gate"]
+
+
+def _show_inputs(name: str) -> None:
+    """Let prompts and notebooks show what a component takes: kfp gives all of them `(*args, **kwargs)`."""
+    component = globals()[name]
+    inputs = component.component_spec.inputs or {}
+    taken = [
+        p.replace(kind=Parameter.KEYWORD_ONLY)
+        for p in signature(component.python_func).parameters.values()
+        if p.name in inputs and inputs[p.name].type != "PipelineTaskFinalStatus"
+    ]
+    component.__signature__ = Signature(taken)
+    component.__doc__ = component.python_func.__doc__
+
+
+for _name in __all__:
+    _show_inputs(_name)
 
 
 def __dir__() -> list[str]:
