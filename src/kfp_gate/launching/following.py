@@ -68,6 +68,7 @@ class Following:
         self._poll_at = 0.0
         self._ending_since = 0.0
         self._ended_stragglers = False
+        self._listed_after_end = False
 
     def run(self) -> Outcome:
         """Until the job has ended and its logs are read.
@@ -270,6 +271,15 @@ class Following:
             return False
         now = time.monotonic()
         self._ending_since = self._ending_since or now
+        if final and not self._listed_after_end:
+            # The job's end may be known before the watch has told of its pods: list them once more.
+            try:
+                self.watch.refresh()
+            except (Away, Refused):
+                return False
+            self._listed_after_end = True
+            self._follow_new_pods()
+            pods = [(pod, gone) for pod, gone in self.watch.pods() if pod.rank is not None]
         waited = now - self._ending_since
         running = [pod for pod, gone in pods if not gone and not pod.finished]
         if running and waited > self.patience.stragglers and not self._ended_stragglers:

@@ -70,6 +70,14 @@ class PodWatch:
             return None
         return self.update(body)
 
+    def refresh(self) -> None:
+        """List now. What is known of the pods is then no older than this call.
+
+        Raises:
+            Away, Refused: from the server.
+        """
+        self._list()
+
     def lost(self, uid: str) -> None:
         with self.lock:
             self._gone.add(uid)
