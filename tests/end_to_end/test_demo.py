@@ -7,54 +7,18 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from end_to_end.command import TINY, Run, kfp_gate, parameters
 from kfp_gate.data.manifest import read_manifest
 
 pytestmark = pytest.mark.all_only
-
-
-@dataclass(frozen=True)
-class Run:
-    """One finished command: exit code, what it printed, the run's folder and its events by step."""
-
-    code: int
-    text: str
-    folder: Path
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "run.log").read_text(encoding="utf-8")
-
-    @property
-    def events(self) -> dict[str, dict[str, Any]]:
-        lines = (self.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
-        return {e["step"]: e for e in map(json.loads, lines)}
-
-    def artifact(self, step: str, name: str) -> Path:
-        (found,) = self.folder.glob(f"steps/*/{step}/{name}")
-        return found
-
-
-def kfp_gate(*arguments: str, out: Path) -> Run:
-    """Run the command line in a clean working folder and wait for its end."""
-    command = [sys.executable, "-m", "kfp_gate.cli", *arguments, "--out", str(out)]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "AWS_"))}
-    out.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        command, cwd=out, capture_output=True, text=True, check=False, env={**environment, "COLUMNS": "200"}
-    )
-    newest = max((out / "runs").iterdir(), key=lambda p: p.stat().st_mtime)
-    return Run(done.returncode, done.stdout + done.stderr, newest)
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +136,7 @@ class _when_step_is:  # noqa: N801  # reads as a sentence
 
 
 def _ranks(marker: str) -> Iterator[int]:
+    """Process ids of worker processes whose command line names `marker`."""
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
@@ -195,11 +160,8 @@ def test_a_killed_rank_stops_the_step_and_registers_nothing(tmp_path: Path, demo
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    run = kfp_gate(
-        "run", "--dataset", str(out / "dataset"), "-p", "epochs=50", "-p", "image_size=64", "-p",
-        "base_model=yolo11n.yaml:depth=0.33,width=0.125", "-p", "processes_per_node=2", "-p",
-        "registered_model=killed", out=tmp_path,
-    )  # fmt: skip
+    wanted = parameters(epochs=50, image_size=64, processes_per_node=2, registered_model="killed")
+    run = kfp_gate("run", "--dataset", str(out / "dataset"), "-p", TINY, *wanted, out=tmp_path)
     assert killed and run.code == 1
     assert "launch_training failed" in run.text and "rank 1" in run.text and "SIGKILL" in run.text
     assert "register_model" not in run.events and "validation_gate" not in run.events
