@@ -1,0 +1,191 @@
+"""Verdicts on simulated detectors, whose truth is known."""
+
+import json
+import math
+from dataclasses import replace
+from datetime import date
+
+import numpy as np
+import pytest
+from simulated import SHA, evaluation
+
+from kfp_gate.errors import Broken, InvalidInput
+from kfp_gate.gate.judging import Rival, judge_evaluation, passes
+from kfp_gate.gate.settings import gate_settings
+from kfp_gate.gate.summary import all_values, markdown, table_metrics
+from kfp_gate.gate.verdict import Champion, Separation, read_verdict, to_json, write_verdict
+from kfp_gate.gate.wording import warnings
+
+PROVEN = Separation("proven", 100)
+SKILL = {"cone": 0.95, "car": 0.6, "원뿔 (소형)": 0.8}
+
+
+def judged(found=None, rival=None, **settings):
+    return judge_evaluation(
+        found or evaluation(SKILL), gate_settings(**{"resamples": 200, **settings}), separation=PROVEN, rival=rival
+    )
+
+
+def states(**more):
+    return {e.criterion: e.state for e in judged(**more).verdict.entries}
+
+
+def test_each_class_is_judged_by_its_own_bound():
+    found = states(class_thresholds={"*": {"map50": 0.7}, "car": {"map50": 0.5}})
+    assert found == {"class/cone/map50:min": "met", "class/원뿔 (소형)/map50:min": "met", "class/car/map50:min": "met"}
+    assert states(class_thresholds={"*": {"map50": 0.7}})["class/car/map50:min"] == "missed"
+
+
+def test_a_class_without_objects_is_insufficient_and_not_the_mean_of_the_others():
+    found = judged(evaluation(SKILL, absent=("cone",)), class_thresholds={"cone": {"map50": 0.1}}).verdict
+    (entry,) = found.entries
+    assert (entry.state, entry.value, entry.instances) == ("insufficient", None, 0)
+    assert not found.passed
+    assert "No object in the test set, so not measured: cone." in found.notes
+
+
+def test_allowing_what_is_insufficient_lets_it_pass_and_says_so():
+    absent = evaluation(SKILL, absent=("cone",))
+    asked = {"min_map50": 0.3, "class_thresholds": {"cone": {"map50": 0.5}}}
+    assert not judged(absent, **asked).verdict.passed
+    allowed = judged(absent, on_insufficient="allow", **asked).verdict
+    assert allowed.passed
+    assert allowed.headline == "Passed: 1 of 2 criteria met, 1 without enough evidence"
+
+
+def test_slices_and_sizes_are_judged_apart():
+    weather = tuple("rain" if i % 4 == 0 else "sun" for i in range(60))
+    found = judged(
+        evaluation(SKILL, slices={"weather": weather}),
+        class_thresholds={"slice/weather=*": {"map50": 0.5}, "cone": {"size/small/recall": 0.5}},
+    ).verdict
+    rain, sun, small = found.entries
+    assert (rain.metric, sun.metric) == ("slice/weather=rain/map50", "slice/weather=sun/map50")
+    assert 0 < rain.instances < sun.instances
+    assert small.metric == "class/cone/size/small/recall"
+    assert small.interval is not None
+
+
+def test_an_unknown_slice_is_found_before_anything_else():
+    with pytest.raises(InvalidInput, match="no column 'weather'"):
+        judged(class_thresholds={"slice/weather=rain": {"map50": 0.5}})
+
+
+def test_a_confident_gate_passes_on_much_evidence_and_not_on_little():
+    asked = {"decide": "confident", "class_thresholds": {"cone": {"recall": 0.9}}}
+    much, little = evaluation({"cone": 0.95}, images=400), evaluation({"cone": 0.95}, images=12)
+    assert judged(much, **asked).verdict.passed
+    (entry,) = judged(little, **asked).verdict.entries
+    assert (entry.state, entry.needed is not None) == ("insufficient", True)
+    low, high = entry.interval
+    assert low < 0.9 < high
+
+
+def test_correction_for_many_classes_only_widens():
+    skill = {f"c{i}": 0.9 for i in range(30)}
+    asked = {"decide": "confident", "class_thresholds": {"*": {"recall": 0.8}}}
+    found = evaluation(skill, images=60)
+    alone, together = (judged(found, correction=c, **asked).verdict for c in ("none", "bonferroni"))
+    for a, b in zip(alone.entries, together.entries, strict=True):
+        assert b.interval[0] <= a.interval[0] + 1e-9
+        assert b.interval[1] >= a.interval[1] - 1e-9
+
+
+def test_paired_comparison_sees_a_drop_that_two_intervals_would_hide():
+    """The candidate loses one class in ten detections of the champion: clear when paired by image."""
+    champion = evaluation({"cone": 0.9, "car": 0.9}, images=150, seed=3, sha256="b" * 64)
+    lost = np.flatnonzero(champion.records.classes == 0)[::10]
+    gone = np.zeros(len(champion.records.scores), bool)
+    gone[lost] = True
+    from kfp_gate.gate.spoiling import without
+
+    candidate = replace(champion, model_sha256=SHA, records=without(champion.records, gone))
+    rival = Rival(Champion("compared", "models:/m@champion", "b" * 64, separation=PROVEN), champion)
+    found = judged(
+        candidate, rival, decide="confident", min_map50=0, resamples=500,
+        class_thresholds={"*": {"recall": {"max_drop": 0.02}}},
+    ).verdict  # fmt: skip
+    cone, car = found.entries
+    assert cone.state == "missed"
+    assert cone.drop == pytest.approx(0.09, abs=0.03)
+    assert (car.state, car.drop) == ("met", 0.0)
+
+
+def test_a_champion_on_other_images_is_broken():
+    other = replace(evaluation(SKILL), manifest_digest="e" * 64)
+    with pytest.raises(Broken, match="a champion evaluated on"):
+        judged(rival=Rival(Champion("compared"), other), class_thresholds={"cone": {"map50": {"max_drop": 0.1}}})
+
+
+def test_a_gate_that_asks_nothing_that_matters_is_reported():
+    found = judged(min_map50=0, max_abnormal_box_rate=0.5).verdict
+    assert found.passed
+    assert found.self_test.vacuous == ("a model whose detections are all wrong",)
+    assert warnings(found)[0] == "This gate would let a useless model pass: a model whose detections are all wrong."
+
+
+def test_allowing_all_that_is_insufficient_is_vacuous_too():
+    found = judged(on_insufficient="allow", min_instances=10_000, min_map50=0.5).verdict
+    assert found.passed
+    assert len(found.self_test.vacuous) == 2
+
+
+def test_a_real_gate_is_not_vacuous_and_names_its_blind_classes():
+    skill = {f"c{i}": 0.95 for i in range(8)}
+    found = judged(evaluation(skill), class_thresholds={"c0": {"recall": 0.8}}).verdict
+    assert (found.passed, found.self_test.vacuous) == (True, ())
+    # Any one of the others is an eighth of the mean: it can vanish.
+    assert found.self_test.blind == tuple(f"c{i}" for i in range(1, 8))
+    assert judged(evaluation(skill), class_thresholds={"*": {"recall": 0.8}}).verdict.self_test.blind == ()
+
+
+def test_no_entries_pass_nothing():
+    assert not passes((), "allow")
+
+
+def test_a_verdict_survives_its_file_and_refuses_a_newer_one(tmp_path):
+    found = judged(class_thresholds={"*": {"map50": 0.7, "size/small/recall": 0.1}}, decide="confident").verdict
+    write_verdict(found, tmp_path / "v.json")
+    assert read_verdict(tmp_path / "v.json") == found
+    values = json.loads(to_json(found))
+    (tmp_path / "new.json").write_text(json.dumps({**values, "schema_version": 2}))
+    with pytest.raises(InvalidInput, match="schema version 2"):
+        read_verdict(tmp_path / "new.json")
+    (tmp_path / "more.json").write_text(json.dumps({**values, "new_key": 1}))
+    assert read_verdict(tmp_path / "more.json") == found
+    for broken in ("", "[]", '{"schema_version": 1}', json.dumps({**values, "passed": "yes"})):
+        (tmp_path / "bad.json").write_text(broken)
+        with pytest.raises(InvalidInput):
+            read_verdict(tmp_path / "bad.json")
+
+
+def test_equal_input_gives_equal_bytes():
+    asked = {"class_thresholds": {"*": {"map50": 0.7}}, "decide": "confident", "seed": 5}
+    assert to_json(judged(**asked).verdict) == to_json(judged(**asked).verdict)
+
+
+def test_metrics_for_the_table_are_finite_plain_floats():
+    found = judged(evaluation(SKILL, absent=("cone",)), class_thresholds={"*": {"map50": 0.5}})
+    metrics = table_metrics(found)
+    assert all(type(v) is float and math.isfinite(v) for v in metrics.values())
+    assert "class/cone/map50" not in metrics
+    assert (metrics["passed"], metrics["criteria_insufficient"]) == (0.0, 1.0)
+    assert "no object" in all_values(found)["class/cone/map50"]
+
+
+def test_markdown_keeps_hostile_names_inert(snapshot):
+    hostile = {"<script>alert(1)</script>": 0.9, "a|b *c* [x](javascript:1)": 0.4}
+    found = judged(evaluation(hostile), class_thresholds={"*": {"map50": 0.7}}).verdict
+    snapshot("markdown", markdown(found))
+
+
+def test_waivers_are_checked_against_the_day():
+    waiver = {"criterion": "class/car/map50:min", "model": SHA, "who": "w", "why": "y", "expires": "2030-06-30"}
+    asked = gate_settings(class_thresholds={"car": {"map50": 0.9}}, waivers=[waiver], resamples=0)
+    found = evaluation(SKILL)
+    on, after = (
+        judge_evaluation(found, asked, separation=PROVEN, today=d).verdict
+        for d in (date(2030, 6, 30), date(2030, 7, 1))
+    )
+    assert (on.passed, after.passed) == (True, False)
+    assert "expired on 2030-06-30" in warnings(after)[-1] + "".join(warnings(after))
