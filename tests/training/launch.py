@@ -48,7 +48,8 @@ class Running:
     def wait(self, timeout: float = 240) -> list[Rank]:
         codes = [p.wait(timeout) for p in self.processes]
         return [
-            Rank(c, log.read_text(encoding="utf-8"), f) for c, log, f in zip(codes, self.logs, self.folders, strict=True)
+            Rank(c, log.read_text(encoding="utf-8"), f)
+            for c, log, f in zip(codes, self.logs, self.folders, strict=True)
         ]
 
 
@@ -71,7 +72,10 @@ def start(
     for name in ("out", "others", "storage"):
         (home / name).mkdir(parents=True, exist_ok=True)
     ports = [free_port() for _ in plan]
-    items = [{"out": str(home / "out" / f"{i}"), "port": port, **item} for i, (item, port) in enumerate(zip(plan, ports, strict=True))]
+    items = [
+        {"out": str(home / "out" / f"{i}"), "port": port, **item}
+        for i, (item, port) in enumerate(zip(plan, ports, strict=True))
+    ]
     (home / "plan.json").write_text(json.dumps(items), encoding="utf-8")
     running = Running([], [], [])
     for rank in range(ranks):

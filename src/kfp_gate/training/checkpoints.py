@@ -110,8 +110,13 @@ class Checkpoints:
         self._join(self.bound_s)
         if self._thread is not None:
             self._lose(epoch, f"the upload before was still running after {self.bound_s:g} s")
+            self._keep_best(folder)
             shutil.rmtree(folder, ignore_errors=True)
             return False
+        if self._retry is not None and self._retry[1] != folder:
+            self._keep_best(self._retry[1])
+            self._retry = None
+        self._take_kept(folder)
         self._thread = threading.Thread(
             target=self._upload, args=(epoch, folder, finished), name="kfp-gate-upload", daemon=True
         )
@@ -133,6 +138,21 @@ class Checkpoints:
         self.known.update({k: v for k, v in step.files.items() if k.startswith("best/")})
         self.uploaded_epoch = step.epoch
 
+    def _keep_best(self, folder: Path) -> None:
+        """Best weights of a step that did not arrive: the next step brings them, unless it has better ones."""
+        kept = self.folder / "kept"
+        for path in sorted((folder / "best").glob("*")):
+            kept.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, kept / path.name)
+
+    def _take_kept(self, folder: Path) -> None:
+        for path in sorted((self.folder / "kept").glob("*")):
+            (folder / "best").mkdir(exist_ok=True)
+            if not (folder / "best" / path.name).exists():
+                shutil.move(path, folder / "best" / path.name)
+            else:
+                path.unlink()
+
     def _join(self, timeout: float | None) -> None:
         if self._thread is None:
             return
@@ -149,8 +169,6 @@ class Checkpoints:
             self._lose(epoch, str(error).splitlines()[0] if str(error) else type(error).__name__)
             self._retry = (epoch, folder, finished)
             return
-        if self._retry is not None and self._retry[1] != folder:
-            shutil.rmtree(self._retry[1], ignore_errors=True)
         self._retry = None
         self.uploaded_epoch = epoch
         if epoch in self.lost.epochs:

@@ -25,7 +25,7 @@ LAST_LINES = 100
 EXIT_OK, EXIT_BROKEN, EXIT_USER, EXIT_MEMORY, EXIT_TERMINATED = 0, 1, 2, 137, 143
 
 _SECRETS = (
-    re.compile(r"(?i)\b((?:[\w-]*(?:password|passwd|secret|token|api[_-]?key|access[_-]?key(?:_id)?|authorization))\s*[=:]\s*)"
+    re.compile(r"(?i)\b((?:[\w-]*(?:password|passwd|secret|token|api[_-]?key|access[_-]?key(?:_id)?|authorization))[\"']?\s*[=:]\s*[\"']?)"
                r"(?:(?:bearer|basic)\s+)?[^\s,;'\"}]+"),
     re.compile(r"(?i)(\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"),
     re.compile(r"(://)[^/\s@:]+:[^/\s@]+(?=@)"),

@@ -151,7 +151,16 @@ class Group:
             dist.destroy_process_group()
 
 
-_COLLECTIVE_WORDS = ("gloo", "NCCL", "DistBackendError", "onnection", "process group", "TCPStore", "socket", "Broken pipe")
+_COLLECTIVE_WORDS = (
+    "gloo",
+    "NCCL",
+    "DistBackendError",
+    "onnection",
+    "process group",
+    "TCPStore",
+    "socket",
+    "Broken pipe",
+)
 """What torch's errors say when the other side of a collective is gone."""
 
 

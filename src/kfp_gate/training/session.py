@@ -104,7 +104,8 @@ class Session:
         manifests = {"train": read_manifest(spec.train_manifest), "val": read_manifest(spec.val_manifest)}
         classes = _classes(manifests)
         spec.check(classes=classes)
-        self.sampler = Sampler(self.timeline)
+        gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+        self.sampler = Sampler(self.timeline, gpu=f"GPU-{gpu}" if gpu else None, cuda=_quiet_cuda)
         self.sampler.start()
         self.timeline.phase = "data"
         data = materialize(manifests, self.private / "data", source_uri=spec.source_uri or None)
