@@ -181,7 +181,7 @@ def _make(
         raise
     # From here on nothing is removed on failure: a request without an answer may still have made the version.
     tracking.call(
-        "creating the version", _create_version, tracking, name, f"models:/{model.model_id}",
+        "creating the version", _create_version, tracking, name, model.model_id,
         {**tags, MODEL_ID_TAG: model.model_id, TOKEN_TAG: token},
     )  # fmt: skip
     version, ours = settle(tracking, name, card.sha256, token)
@@ -189,15 +189,19 @@ def _make(
     return version, ours
 
 
-def _create_version(tracking: Tracking, name: str, source: str, tags: Mapping[str, str]) -> None:
+def _create_version(tracking: Tracking, name: str, model_id: str, tags: Mapping[str, str]) -> None:
+    def create() -> None:
+        # A server refuses a models:/ source whose id is not given beside it.
+        tracking.client.create_model_version(name, f"models:/{model_id}", tags=dict(tags), model_id=model_id)
+
     if tracking.address.is_server:
-        tracking.client.create_model_version(name, source, tags=dict(tags))
+        create()
         return
     # With a sqlite file MLflow looks the logged model up through its process-wide default, not through our client.
     from mlflow.tracking._tracking_service.utils import _use_tracking_uri
 
     with _use_tracking_uri(tracking.address.uri):
-        tracking.client.create_model_version(name, source, tags=dict(tags))
+        create()
 
 
 def _compare(sent: Mapping[str, str], back: Mapping[str, str], model: Any) -> None:

@@ -1,0 +1,411 @@
+"""Registration against a real `mlflow server`, while answers get lost, servers restart and disks fill up.
+
+What must hold after each: no version without verified weights, no alias on an unverified version.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kfp_gate.errors import InvalidInput, KfpGateError, Unavailable
+from kfp_gate.evaluation.model_folder import read_card
+from kfp_gate.preflight.tracking_checks import check_tracking
+from kfp_gate.registry import step_tags
+from kfp_gate.registry.fetch import fetch_model
+from kfp_gate.registry.gate_run import log_gate
+from kfp_gate.registry.outcome import record_outcome
+from kfp_gate.registry.register import Registration, register_model
+from kfp_gate.registry.tracking import connect
+from kfp_gate.registry.versions import TOKEN_TAG, aliases, all_versions, verify
+
+from .server import Proxy, Server, free_port
+
+pytestmark = pytest.mark.all_only
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def server(prepared_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = Server(tmp_path_factory.mktemp("server"), prepared_file).start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def own_server(prepared_file: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """A server with arguments of its own, or one that the test may kill."""
+    made: list[Server] = []
+
+    def start(**values: object) -> Server:
+        made.append(Server(tmp_path / f"server{len(made)}", prepared_file, **values))
+        return made[-1].start()
+
+    yield start
+    for one in made:
+        one.stop()
+
+
+@pytest.fixture
+def proxy() -> Iterator[Callable[..., Proxy]]:
+    made: list[Proxy] = []
+
+    def start(server: Server, interfere: Callable[[str, str], str]) -> Proxy:
+        made.append(Proxy(server, interfere))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def assert_consistent(uri: str, name: str) -> list[str]:
+    """Every version's files are what its tag says, and no claim is left; returns the digests, lowest version first."""
+    tracking = connect(uri)
+    versions = all_versions(tracking, name)
+    for version in versions:
+        assert version.ready
+        verify(tracking, version)
+        assert not [tag for tag in version.tags if tag.endswith(".claim")]
+    standing = aliases(tracking, name) or {}
+    assert set(standing.values()) <= {v.number for v in versions}
+    # What no version points at is gone, or was never finished.
+    used = {v.model_id for v in versions}
+    for model in tracking.client.search_logged_models([tracking.experiment_id]):
+        if model.name == name and model.model_id not in used:
+            raise AssertionError(f"logged model {model.model_id} is left over, {model.tags.get(TOKEN_TAG)}")
+    return [v.sha256 for v in versions]
+
+
+def test_a_retry_and_a_second_pipeline_find_the_first_ones_version(
+    server: Server, make_model: Make, make_verdict: Make, tmp_path: Path
+) -> None:
+    model = make_model(os.urandom(300_000))
+    where = {"name": "retry", "tracking_uri": server.uri}
+    runs = [register_model(model, make_verdict(model), run_id=r, **where) for r in ("r1", "r1", "r2")]
+    assert [(r.version, r.created) for r in runs] == [(1, True), (1, False), (1, False)]
+    assert assert_consistent(server.uri, "retry") == [read_card(model).sha256]
+    got = fetch_model("models:/retry@champion", tmp_path / "got", tracking_uri=server.uri)
+    assert (got / "model.pt").read_bytes() == (model / "model.pt").read_bytes()
+
+
+def test_twelve_registrations_of_one_model_at_once_make_one_version(
+    server: Server, make_model: Make, make_verdict: Make
+) -> None:
+    model = make_model(os.urandom(50_000))
+    verdict = make_verdict(model)
+
+    def one(number: int) -> Registration:
+        return register_model(model, verdict, name="same", tracking_uri=server.uri, run_id=f"same-{number}")
+
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(one, range(12)))
+    assert len({(r.version, r.sha256) for r in found}) == 1
+    assert assert_consistent(server.uri, "same") == [read_card(model).sha256]
+    assert aliases(connect(server.uri), "same") == {"champion": found[0].version}
+    assert sum(r.created for r in found) == 1
+
+
+def test_twelve_registrations_of_different_models_at_once_move_the_alias_once(
+    server: Server, make_model: Make, make_verdict: Make
+) -> None:
+    first = make_model(b"first", "first")
+    register_model(first, make_verdict(first, name="v-first"), name="many", tracking_uri=server.uri)
+    sha = read_card(first).sha256
+    models = [make_model(f"weights {i}".encode(), f"m{i}") for i in range(12)]
+    verdicts = [make_verdict(m, name=f"v{i}", champion=sha) for i, m in enumerate(models)]
+
+    def one(number: int) -> Registration | KfpGateError:
+        try:
+            return register_model(models[number], verdicts[number], name="many", tracking_uri=server.uri)
+        except KfpGateError as error:
+            return error
+
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(one, range(12)))
+    moved = [f for f in found if isinstance(f, Registration)]
+    stopped = [f for f in found if not isinstance(f, Registration)]
+    assert Counter(assert_consistent(server.uri, "many")) == Counter([sha, *(read_card(m).sha256 for m in models)])
+    # At most one was compared with where the alias stood; that nobody moved it (each saw a rival) would be safe too,
+    # but the lowest version waits for the others to withdraw, so somebody does.
+    assert len(moved) == 1
+    assert aliases(connect(server.uri), "many") == {"champion": moved[0].version}
+    assert all(isinstance(s, InvalidInput) and "the alias was not moved" in s.found for s in stopped)
+
+
+def test_every_answer_to_a_write_is_lost_once(
+    server: Server, proxy: Callable[..., Proxy], make_model: Make, make_verdict: Make
+) -> None:
+    """The server did what it was asked, and the client does not know: each write is repeated."""
+    lost: Counter[tuple[str, str]] = Counter()
+    guard = threading.Lock()
+
+    def lose_once(method: str, path: str) -> str:
+        if method == "GET" or path.endswith("search"):
+            return ""
+        # Ids in paths are not told apart: the first write of a kind is lost.
+        kind = (method, path.split("/artifacts/")[0] if "/mlflow-artifacts/" in path else path)
+        with guard:
+            lost[kind] += 1
+            return "lose" if lost[kind] == 1 else ""
+
+    lossy = proxy(server, lose_once)
+    model = make_model(os.urandom(10_000))
+    verdict = make_verdict(model)
+    step_tags.started("register_model", run_id="lossy", tracking_uri=lossy.uri)
+    log_gate(verdict, {"map50": 0.7}, run_id="lossy", tracking_uri=lossy.uri)
+    done = register_model(model, verdict, name="lossy", tracking_uri=lossy.uri, run_id="lossy")
+    step_tags.done("register_model", run_id="lossy", tracking_uri=lossy.uri)
+    outcome = record_outcome(run_id="lossy", tracking_uri=lossy.uri, pipeline_state="SUCCEEDED")
+
+    kinds = {path.rsplit("/mlflow/", 1)[-1] for _, path in lost}
+    assert {"model-versions/create", "logged-models", "runs/create", "registered-models/alias"} <= kinds
+    assert outcome.model == done.uri
+    assert assert_consistent(server.uri, "lossy") == [done.sha256]
+    assert aliases(connect(server.uri), "lossy") == {"champion": done.version}
+
+
+@pytest.mark.parametrize("moment", ["upload", "model-versions/create", "registered-models/alias"])
+def test_a_server_killed_and_restarted_in_the_middle_costs_time_and_nothing_else(
+    moment: str, own_server: Callable[..., Server], proxy: Callable[..., Proxy], make_model: Make, make_verdict: Make
+) -> None:
+    server = own_server()
+    restarted: list[threading.Thread] = []
+
+    def restart(method: str, path: str) -> str:
+        hit = method == "PUT" and "model.pt" in path if moment == "upload" else path.endswith(moment)
+        if hit and method != "GET" and not restarted:
+            server.kill()
+            restarted.append(threading.Thread(target=server.start))
+            restarted[0].start()
+            return "drop"
+        return ""
+
+    model = make_model(os.urandom(100_000))
+    broken = proxy(server, restart)
+    done = register_model(model, make_verdict(model), name="det", tracking_uri=broken.uri, run_id="r")
+    restarted[0].join()
+    assert assert_consistent(server.uri, "det") == [done.sha256]
+    assert aliases(connect(server.uri), "det") == {"champion": done.version}
+
+
+@pytest.mark.parametrize("moment", ["upload", "model-versions/create", "registered-models/alias", "done"])
+def test_a_server_that_stays_away_ends_in_unavailable_and_a_later_run_completes(
+    moment: str, server: Server, proxy: Callable[..., Proxy], make_model: Make, make_verdict: Make
+) -> None:
+    """From one request on nothing arrives any more. Whatever was written until then is consistent."""
+    gone = threading.Event()
+
+    def vanish(method: str, path: str) -> str:
+        hit = (
+            method == "PUT" and "model.pt" in path if moment == "upload" else path.endswith(moment) and method != "GET"
+        )
+        if hit:
+            gone.set()
+            return "lose"
+        return "drop" if gone.is_set() else ""
+
+    name = f"away {moment.replace('/', ' ')}"
+    model = make_model(os.urandom(1000))
+    verdict = make_verdict(model)
+    away = proxy(server, vanish)
+    try:
+        register_model(model, verdict, name=name, tracking_uri=away.uri, patience=1.0)
+        assert moment == "done"
+    except Unavailable as error:
+        assert "the connection was cut" in error.found
+    tracking = connect(server.uri)
+    for version in all_versions(tracking, name):
+        verify(tracking, version)
+    # As the pipeline's next run, once a claim that was left behind has expired.
+    for version in all_versions(tracking, name):
+        for tag in version.tags:
+            if tag.endswith(".claim"):
+                value = {**json.loads(version.tags[tag]), "time": 0}
+                tracking.client.set_model_version_tag(name, str(version.number), tag, json.dumps(value))
+    done = register_model(model, verdict, name=name, tracking_uri=server.uri)
+    assert [v.sha256 for v in all_versions(tracking, name)] == [done.sha256]
+    verify(tracking, all_versions(tracking, name)[0])
+    assert aliases(tracking, name) == {"champion": done.version}
+
+
+def test_a_slow_server_is_waited_for_and_a_too_slow_one_makes_nothing_twice(
+    server: Server, proxy: Callable[..., Proxy], make_model: Make, make_verdict: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    late: list[str] = []
+
+    def slow(method: str, path: str) -> str:
+        # The first version is made, and its answer comes after the client gave up: it asks again.
+        if path.endswith("model-versions/create") and not late:
+            late.append(path)
+            return "2.5"
+        return "0.1"
+
+    model = make_model(os.urandom(1000))
+    done = register_model(
+        model, make_verdict(model), name="slow", tracking_uri=proxy(server, slow).uri, patience=60.0
+    )  # fmt: skip
+    assert late
+    assert assert_consistent(server.uri, "slow") == [done.sha256]
+
+
+def test_a_server_that_is_down_is_told_in_bounded_time(make_model: Make, make_verdict: Make) -> None:
+    model = make_model()
+    with pytest.raises(Unavailable, match="connection refused") as caught:
+        register_model(
+            model, make_verdict(model), name="det", tracking_uri=f"http://127.0.0.1:{free_port()}", patience=1.0
+        )
+    assert "nothing is registered twice" in caught.value.next_step
+
+
+def test_a_full_artifact_store_registers_nothing_and_frees_what_it_took(
+    own_server: Callable[..., Server], make_model: Make, make_verdict: Make, tmp_path: Path
+) -> None:
+    """The server's artifact folder is a file system of 300 kB, in a mount namespace of its own."""
+    artifacts = tmp_path / "server0" / "artifacts"
+    artifacts.mkdir(parents=True)
+    mounted = f'mount -t tmpfs -o size=300k tmpfs "{artifacts}" && exec "$@"'
+    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    server = own_server(before=[*namespace, "sh", "-c", mounted, "sh"])
+    model = make_model(os.urandom(1_000_000))
+    with pytest.raises(Unavailable) as caught:
+        register_model(model, make_verdict(model), name="det", tracking_uri=server.uri, patience=1.0)
+    assert "while uploading model.pt" in caught.value.found
+    assert assert_consistent(server.uri, "det") == []
+    small = make_model(os.urandom(1000), "small")
+    assert register_model(small, make_verdict(small), name="det", tracking_uri=server.uri).version == 1
+
+
+def test_basic_auth_with_a_good_a_bad_and_a_reading_user(
+    own_server: Callable[..., Server], make_model: Make, make_verdict: Make, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    config = tmp_path / "auth.ini"
+    config.write_text(
+        f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{tmp_path}/auth.db\n"
+        "admin_username = admin\nadmin_password = admin-secret-0\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+    server = own_server(
+        arguments=["--app-name", "basic-auth"],
+        environment={
+            "MLFLOW_AUTH_CONFIG_PATH": str(config), "MLFLOW_FLASK_SERVER_SECRET_KEY": "k" * 32,
+            "MLFLOW_AUTH_ADMIN_PASSWORD": "admin-secret-0",
+        },
+    )  # fmt: skip
+    model = make_model()
+    verdict = make_verdict(model)
+
+    def as_user(user: str, password: str) -> None:
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
+
+    as_user("admin", "wrong-secret-1")
+    with pytest.raises(InvalidInput, match="does not accept the credentials") as caught:
+        register_model(model, verdict, name="det", tracking_uri=server.uri)
+    assert "wrong-secret-1" not in str(caught.value) + repr(caught.value.__cause__)
+
+    as_user("admin", "admin-secret-0")
+    done = register_model(model, verdict, name="det", tracking_uri=server.uri, run_id="r")
+    assert assert_consistent(server.uri, "det") == [done.sha256]
+
+    from mlflow.server import get_app_client
+
+    get_app_client("basic-auth", server.uri).create_user("reader", "reader-secret-2")
+    as_user("reader", "reader-secret-2")
+    other = make_model(b"other", "other")
+    with pytest.raises(InvalidInput, match=r"forbids it \(403\)"):
+        register_model(other, make_verdict(other, name="o", champion=done.sha256), name="det", tracking_uri=server.uri)
+    from kfp_gate.preflight.request import PreflightRequest
+
+    request = PreflightRequest(
+        train=tmp_path, val=tmp_path, test=tmp_path, tracking_uri=server.uri, registered_model="det", alias=""
+    )
+    assert "forbids it (403)" in "\n".join(c.what for c in check_tracking(request) if c.level == "error")
+    as_user("admin", "admin-secret-0")
+    assert [v.sha256 for v in all_versions(connect(server.uri), "det")] == [done.sha256]
+    assert not {"admin-secret-0", "wrong-secret-1", "reader-secret-2"} & set(caplog.text.split())
+
+
+def test_a_host_check_that_refuses_pods_is_recognised_although_health_is_green(
+    own_server: Callable[..., Server],
+) -> None:
+    server = own_server(arguments=["--allowed-hosts", "mlflow.kubeflow.svc:*"])
+    with pytest.raises(InvalidInput, match="refuses to be called by this host name") as caught:
+        connect(server.uri)
+    assert "--allowed-hosts" in caught.value.next_step
+
+
+def test_registration_needs_nothing_that_mlflow_skinny_does_not_bring(
+    server: Server, make_model: Make, make_verdict: Make, tmp_path: Path
+) -> None:
+    """The image holds mlflow-skinny: what only the full package brings is hidden here."""
+    model = make_model(os.urandom(1000))
+    verdict = make_verdict(model)
+    program = f"""
+import sys
+HIDDEN = {{"sqlalchemy", "alembic", "flask", "pandas", "sklearn", "scipy", "matplotlib", "torch", "ultralytics",
+           "boto3", "botocore", "gunicorn", "docker", "kfp", "kubernetes"}}
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in HIDDEN:
+            raise ImportError(f"{{name}} is not in the image")
+sys.meta_path.insert(0, Hide())
+try:
+    import sqlalchemy
+    raise SystemExit("the hiding does not hide")
+except ImportError:
+    pass
+from pathlib import Path
+from kfp_gate.registry.register import register_model
+from kfp_gate.registry.fetch import fetch_model
+from kfp_gate.registry.outcome import record_outcome
+model, verdict, uri = Path({str(model)!r}), Path({str(verdict)!r}), {server.uri!r}
+register_model(model, verdict, name="skinny", tracking_uri=uri, run_id="s")
+fetch_model("models:/skinny@champion", Path({str(tmp_path / "got")!r}), tracking_uri=uri)
+print(record_outcome(run_id="s", tracking_uri=uri, pipeline_state="SUCCEEDED").headline)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip().endswith("registered: models:/skinny/1")
+
+
+def test_no_secret_reaches_logs_artifacts_tags_or_errors(
+    server: Server,
+    make_model: Make,
+    make_verdict: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    secrets = {
+        "MLFLOW_TRACKING_TOKEN": "token-4f1c", "AWS_SECRET_ACCESS_KEY": "aws-9d2e",
+        "KFP_GATE_WEBHOOK": "http://127.0.0.1:9/hook-77aa",
+    }  # fmt: skip
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level("DEBUG", logger="kfp_gate"):
+        model = make_model(os.urandom(1000))
+        verdict = make_verdict(model)
+        step_tags.failed("preflight", f"said {' '.join(secrets.values())}", run_id="s", tracking_uri=server.uri)
+        register_model(model, verdict, name="secret", tracking_uri=server.uri, run_id="s")
+        record_outcome(
+            run_id="s", tracking_uri=server.uri, pipeline_error=f"error {' '.join(secrets.values())}",
+            links={"run": "https://user:pass-55cc@host/run"},
+        )  # fmt: skip
+        said = str(
+            Unavailable(f"x {' '.join(secrets.values())}", expected="", where="https://u:pass-55cc@h", next_step="")
+        )
+    stored = [p.read_bytes() for p in server.folder.rglob("*") if p.is_file()]
+    found = [caplog.text.encode(), said.encode(), *stored]
+    marks = ["4f1c", "9d2e", "77aa", "55cc"]
+    assert any(b"kfp_gate.outcome" in data for data in stored)  # the scan reaches the database
+    assert not [mark for mark in marks for data in found if f"-{mark}".encode() in data]
