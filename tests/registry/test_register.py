@@ -103,7 +103,7 @@ def test_the_alias_moves_only_from_where_the_gate_saw_it(
         assert "stands at version 2" in caught.value.found
     tracking = connect(tracking_uri)
     assert aliases(tracking, "det") == {"champion": 2}
-    assert not [t for v in all_versions(tracking, "det") for t in v.tags if t.endswith(".claim")]
+    assert not [t for v in all_versions(tracking, "det") for t in v.tags if ".claim." in t]
 
     third = register_model(three, make_verdict(three, name="v3", champion=sha[two]), **where)
     assert (third.version, third.previous, third.created) == (3, 2, False)
@@ -138,7 +138,7 @@ def test_a_claim_of_a_step_that_died_blocks_for_two_minutes_and_no_longer(
 
     def claim(age: float) -> None:
         value = json.dumps({"from": "none", "time": time.time() - age})
-        tracking.client.set_model_version_tag("det", "1", "kfp_gate.alias.champion.claim", value)
+        tracking.client.set_model_version_tag("det", "1", "kfp_gate.alias.champion.claim.dead", value)
 
     claim(age=60)
     with pytest.raises(InvalidInput, match="version 1 is moving alias 'champion' at the same time"):

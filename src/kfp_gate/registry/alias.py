@@ -5,8 +5,9 @@ the place of the first without ever having been compared with it. So a mover fir
 version, "from 3", and only then reads everybody's claims and the alias. Of two movers at least one sees the other:
 
 1. The alias is not where the gate saw it: withdraw, stop.
-2. A lower version claims the same move: withdraw, stop.
-3. Only higher versions claim it: they will withdraw; wait for them, then look again at the alias.
+2. Somebody claims the same move for a lower version: withdraw, stop. Or for the same version, with a lower token (two
+   registrations of one model): withdraw, wait until the alias stands at it.
+3. Only higher ones claim it: they will withdraw; wait for them, then look again at the alias.
 4. Nobody else: keep the previous version in a tag, move, read back.
 
 A claim left behind by a step that was killed counts for two minutes. Clocks of pods may differ by seconds, not more.
@@ -15,8 +16,8 @@ A claim left behind by a step that was killed counts for two minutes. Clocks of 
 import json
 import logging
 import time
+import uuid
 from dataclasses import dataclass
-from typing import Any
 
 from kfp_gate.errors import Broken, InvalidInput
 from kfp_gate.registry.tracking import Tracking
@@ -31,6 +32,14 @@ RIVAL_WAIT = 30.0
 """Seconds to wait for higher versions to withdraw their claims."""
 
 NONE = "none"
+
+
+@dataclass(frozen=True, order=True)
+class Claim:
+    """Who is about to move an alias; the lowest one may."""
+
+    version: int
+    token: str
 
 
 @dataclass(frozen=True)
@@ -49,8 +58,8 @@ def previous_tag(alias: str) -> str:
 
 
 def claim_tag(alias: str) -> str:
-    """The version tag by which a mover says that it is about to move the alias."""
-    return f"kfp_gate.alias.{alias}.claim"
+    """The start of the version tags by which movers say that they are about to move the alias; a token follows."""
+    return f"kfp_gate.alias.{alias}.claim."
 
 
 def move_alias(tracking: Tracking, version: Version, alias: str, *, seen_sha256: str) -> Move:
@@ -68,16 +77,23 @@ def move_alias(tracking: Tracking, version: Version, alias: str, *, seen_sha256:
     if at == version.number:
         return Move(alias, at, _previous(version, alias), moved=False)
     _check_seen(tracking, version, alias, at, seen_sha256)
-    _set_tag(tracking, version, claim_tag(alias), json.dumps({"from": at or NONE, "time": time.time()}))
+    claim = Claim(version.number, uuid.uuid4().hex)
+    key = claim_tag(alias) + claim.token
+    _set_tag(tracking, version, key, json.dumps({"from": at or NONE, "time": time.time()}))
     try:
-        _win(tracking, version, alias, at)
-        # Before the move: were the step killed in between, a tag too many harms nobody.
-        _set_tag(tracking, version, previous_tag(alias), str(at or NONE))
-        _point(tracking, version, alias)
+        won = _win(tracking, version, alias, at, claim)
+        if won:
+            # Before the move: were the step killed in between, a tag too many harms nobody.
+            _set_tag(tracking, version, previous_tag(alias), str(at or NONE))
+            _point(tracking, version, alias)
     finally:
-        _withdraw(tracking, version, alias)
+        tracking.call(
+            "withdrawing the claim", tracking.client.delete_model_version_tag, version.name, str(version.number), key
+        )
+    if not won:
+        _await(tracking, version, alias)
     log.info("alias %s of %s: version %s, before: %s", alias, version.name, version.number, at or NONE)
-    return Move(alias, version.number, at, moved=True)
+    return Move(alias, version.number, at, moved=won)
 
 
 def rollback(tracking: Tracking, name: str, alias: str, to: int | None = None) -> Move:
@@ -119,40 +135,54 @@ def _check_seen(tracking: Tracking, version: Version, alias: str, at: int | None
     raise _stop(version, alias, f"alias {alias!r} stands at {stands}", seen_sha256)
 
 
-def _win(tracking: Tracking, version: Version, alias: str, at: int | None) -> None:
-    """Return once nobody else is about to make the same move."""
+def _win(tracking: Tracking, version: Version, alias: str, at: int | None, own: Claim) -> bool:
+    """Return True once nobody else is about to make the same move, False if somebody makes it for the same version."""
     deadline = time.monotonic() + RIVAL_WAIT
     while True:
         now = (aliases(tracking, version.name) or {}).get(alias)
+        if now == version.number:
+            return False
         if now != at:
             raise _stop(version, alias, f"alias {alias!r} was moved to version {now} meanwhile", "")
-        rivals = _rivals(tracking, version, alias, at)
+        rivals = _rivals(tracking, version.name, alias, at, own)
         if not rivals:
-            return
-        if min(rivals) < version.number:
-            raise _stop(version, alias, f"version {min(rivals)} is moving alias {alias!r} at the same time", "")
+            return True
+        first = min(rivals)
+        if first < own:
+            if first.version == own.version:
+                return False
+            raise _stop(version, alias, f"version {first.version} is moving alias {alias!r} at the same time", "")
         if time.monotonic() > deadline:
-            raise _stop(version, alias, f"version {min(rivals)} does not give up moving alias {alias!r}", "")
+            raise _stop(version, alias, f"version {first.version} does not give up moving alias {alias!r}", "")
         time.sleep(0.5)
 
 
-def _rivals(tracking: Tracking, version: Version, alias: str, at: int | None) -> list[int]:
+def _await(tracking: Tracking, version: Version, alias: str) -> None:
+    """Wait until the other registration of the same version has moved the alias."""
+    deadline = time.monotonic() + RIVAL_WAIT
+    while (now := (aliases(tracking, version.name) or {}).get(alias)) != version.number:
+        if time.monotonic() > deadline:
+            raise _stop(version, alias, f"alias {alias!r} stands at {now or 'no version'}: another step that was to "
+                                        "move it did not", "")  # fmt: skip
+        time.sleep(0.5)
+
+
+def _rivals(tracking: Tracking, name: str, alias: str, at: int | None, own: Claim) -> list[Claim]:
     found = []
-    for other in all_versions(tracking, version.name):
-        claim = _claim(other, alias)
-        if other.number == version.number or claim is None or claim.get("from") != (at or NONE):
-            continue
-        if time.time() - float(claim.get("time", 0)) < CLAIM_LIFE:
-            found.append(other.number)
+    for version in all_versions(tracking, name):
+        for key, text in version.tags.items():
+            claim = Claim(version.number, key.removeprefix(claim_tag(alias)))
+            if key.startswith(claim_tag(alias)) and claim != own and _is_live(text, at):
+                found.append(claim)
     return found
 
 
-def _claim(version: Version, alias: str) -> dict[str, Any] | None:
+def _is_live(text: str, at: int | None) -> bool:
     try:
-        value = json.loads(version.tags[claim_tag(alias)])
-    except (KeyError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+        value = json.loads(text)
+        return bool(value["from"] == (at or NONE) and time.time() - float(value["time"]) < CLAIM_LIFE)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _point(tracking: Tracking, version: Version, alias: str) -> None:
@@ -165,16 +195,6 @@ def _point(tracking: Tracking, version: Version, alias: str) -> None:
             expected=f"version {version.number}", where=version.uri,
             next_step="somebody moves this alias by other means: look at it in MLflow before it is served",
         )  # fmt: skip
-
-
-def _withdraw(tracking: Tracking, version: Version, alias: str) -> None:
-    tracking.call(
-        "withdrawing the claim",
-        tracking.client.delete_model_version_tag,
-        version.name,
-        str(version.number),
-        claim_tag(alias),
-    )
 
 
 def _set_tag(tracking: Tracking, version: Version, key: str, value: str) -> None:

@@ -154,7 +154,7 @@ def _next_step(ended: set[str]) -> str:
 
 
 def _with_links(tracking: Tracking, outcome: RunOutcome, parent: str, links: Mapping[str, str] | None) -> RunOutcome:
-    found = dict(links or {})
+    found = {name: hide_secrets(address) for name, address in (links or {}).items()}
     if tracking.address.is_server:
         found["MLflow run"] = f"{tracking.where.rstrip('/')}/#/experiments/{tracking.experiment_id}/runs/{parent}"
     return RunOutcome(outcome.state, outcome.step, hide_secrets(outcome.reason), outcome.model, found)

@@ -121,6 +121,8 @@ def register_model(
     if version is None:
         with _bundle(model_folder, card, verdict_path, report) as bundle:
             version, created = _make(tracking, name, card, tags, bundle)
+    else:
+        version = settle(tracking, name, card.sha256)
     previous = None
     if alias:
         previous = move_alias(tracking, version, alias, seen_sha256=verdict.champion.sha256).previous
@@ -184,7 +186,8 @@ def _make(
         "creating the version", _create_version, tracking, name, model.model_id,
         {**tags, MODEL_ID_TAG: model.model_id, TOKEN_TAG: token},
     )  # fmt: skip
-    version, ours = settle(tracking, name, card.sha256, token)
+    version = settle(tracking, name, card.sha256)
+    ours = version.tags.get(TOKEN_TAG) == token
     _remove_unused(tracking, token, kept_id=model.model_id if ours else "")
     return version, ours
 
@@ -223,7 +226,10 @@ def _remove_unused(tracking: Tracking, token: str, kept_id: str) -> None:
         )  # fmt: skip
         for model in models:
             if model.model_id != kept_id:
-                tracking.call("removing an unused logged model", tracking.client.delete_logged_model, model.model_id)
+                tracking.attempt(
+                    "removing an unused logged model", "RESOURCE_DOES_NOT_EXIST",
+                    tracking.client.delete_logged_model, model.model_id,
+                )  # fmt: skip
     except KfpGateError as error:
         log.warning("logged models with tag %s=%s may be left over: %s", TOKEN_TAG, token, error.found)
 

@@ -171,32 +171,34 @@ def first_verified(tracking: Tracking, name: str, sha256: str) -> Version | None
     return None
 
 
-def settle(tracking: Tracking, name: str, sha256: str, token: str) -> tuple[Version, bool]:
-    """After a version was made with registration `token`: agree with rivals on the lowest one.
+def settle(tracking: Tracking, name: str, sha256: str) -> Version:
+    """Agree with rivals on one version of these weights, the lowest, and remove the others that registrations made.
 
-    Versions of the same weights from other registrations, and doubles that a repeated request of our own made, are all
-    verified; so any could stay. All keep the lowest, and each removes only its own.
-
-    Returns:
-        The version that stays, and whether it is this registration's.
+    Doubles come from registrations at the same time, from requests repeated because their answer was lost, and from
+    steps that died before they came here. All were verified before they were made, so that any could stay; whoever
+    looks keeps the lowest. A version that an alias stands at, or that was made by other means, is left alone.
 
     Raises:
-        Broken: the version that was made is not there.
+        Broken: there is none.
     """
     found = [v for v in all_versions(tracking, name, sha256) if UNVERIFIED_TAG not in v.tags]
-    if not any(v.tags.get(TOKEN_TAG) == token for v in found):
+    if not found:
         raise Broken(
-            "the version just made is not in the registry", expected="a version with our registration tag",
+            "the version just made is not in the registry", expected="a version with these weights",
             where=tracking.where, next_step="see who deletes versions of this model, then run again",
         )  # fmt: skip
-    first = found[0]
-    for version in found[1:]:
-        if version.tags.get(TOKEN_TAG) == token:
-            tracking.attempt(
-                "removing a doubled version", "RESOURCE_DOES_NOT_EXIST",
-                tracking.client.delete_model_version, name, str(version.number),
-            )  # fmt: skip
-    return first, first.tags.get(TOKEN_TAG) == token
+    first, doubles = found[0], [v for v in found[1:] if TOKEN_TAG in v.tags]
+    standing = set((aliases(tracking, name) or {}).values()) if doubles else set()
+    for version in doubles:
+        if version.number in standing:
+            continue
+        gone = "RESOURCE_DOES_NOT_EXIST"  # a rival may remove it first
+        tracking.attempt(
+            "removing a doubled version", gone, tracking.client.delete_model_version, name, str(version.number)
+        )
+        if version.model_id and version.model_id not in {v.model_id for v in found if v is not version}:
+            tracking.attempt("removing its logged model", gone, tracking.client.delete_logged_model, version.model_id)
+    return first
 
 
 def _version(found: Any) -> Version:
