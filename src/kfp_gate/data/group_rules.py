@@ -8,7 +8,7 @@ from kfp_gate.data.annotations import SPLITS
 from kfp_gate.errors import InvalidInput
 
 RULES = {
-    "auto": "by the structure of file names, where it is evident; each other image on its own",
+    "auto": "by the structure of file names, where it is evident, and near-duplicates:4",
     "none": "each image on its own",
     "folder": "by folder",
     "prefix": "prefix:TEXT: by the part of the file name before TEXT",
@@ -18,6 +18,9 @@ RULES = {
     "near-duplicates": "near-duplicates:DISTANCE: images whose perceptual hashes differ in at most DISTANCE bits",
 }
 """Every rule and what it does."""
+
+NEAR_DISTANCE = 4
+"""Bits of 64 within which images count as near-duplicates unless a rule says otherwise; the gate looks as far."""
 
 MAX_DISTANCE = 16
 """Bits of 64. Unrelated images differ in about 32; above 16 a union would join whole datasets."""
@@ -47,10 +50,17 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
     >>> [str(r) for r in parse_rules("regex:^(a+)_+near-duplicates:4")]
     ['regex:^(a+)_', 'near-duplicates:4']
 
+    `auto` stands for itself and `near-duplicates:4`: the gate does not run on a test set with near-duplicates of what
+    the model was trained on, so a default that left them apart would end there.
+
     Raises:
         InvalidInput: an unknown rule, a missing or unusable argument.
     """
-    return tuple(_parse_one(part) for part in _JOINT.split(text))
+    rules = tuple(_parse_one(part) for part in _JOINT.split(text))
+    kinds = [rule.kind for rule in rules]
+    if "auto" in kinds and "near-duplicates" not in kinds:
+        rules += (Rule("near-duplicates", str(NEAR_DISTANCE)),)
+    return rules
 
 
 def _parse_one(part: str) -> Rule:
@@ -73,7 +83,7 @@ def _parse_one(part: str) -> Rule:
     if kind == "exif" and not _positive(argument):
         raise _bad(f"group rule {part!r}", "a number of seconds above 0, for instance 'exif:60'")
     if kind == "near-duplicates":
-        argument = argument or "4"
+        argument = argument or str(NEAR_DISTANCE)
         if not argument.isdigit() or int(argument) > MAX_DISTANCE:
             raise _bad(f"group rule {part!r}", f"a distance from 0 to {MAX_DISTANCE} bits")
     return Rule(kind, argument)

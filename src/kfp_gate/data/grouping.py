@@ -59,8 +59,10 @@ def link_images(
     duplicates = len(images) - int(content.max(initial=-1) + 1)
     edges = [shared_key_edges(content, first)]
     tables: list[tuple[Ints, list[str]]] = []
+    near = 0
     for position, rule in enumerate(rules):
         if rule.kind == "near-duplicates":
+            near = len(edges)
             edges.append(near_duplicate_edges(facts.phash, int(rule.argument), first))
             continue
         keys = _keys(rule, images, facts, store, notes)
@@ -71,8 +73,21 @@ def link_images(
         codes = np.where(codes == missing, -1, codes)
         edges.append(shared_key_edges(codes, first))
         tables.append((codes, [mark + key for key in distinct]))
+    _note_joined(edges, near, len(images), notes)
     a, b = (np.concatenate(side) for side in zip(*edges, strict=True))
     return Links(a, b, tuple(tables), duplicates, tuple(notes))
+
+
+def _note_joined(edges: Sequence[tuple[Ints, Ints]], near: int, images: int, notes: list[str]) -> None:
+    """Say what near-duplicates did, in groups: the one rule whose effect nobody can foresee from the files' names."""
+    if near and len(edges[near][0]):
+        others = [e for i, e in enumerate(edges) if i != near]
+        before, after = (
+            len(np.unique(components(images, *(np.concatenate(side) for side in zip(*some, strict=True)))))
+            for some in (others, edges)
+        )
+        if after < before:
+            notes.append(f"near-duplicates join {before} groups of the other rules into {after}")
 
 
 def name_groups(links: Links, sha256: Sequence[str], former: Sequence[str] = ()) -> tuple[Ints, list[str]]:

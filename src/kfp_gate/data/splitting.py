@@ -15,7 +15,7 @@ from kfp_gate.data.annotations import NO_SPLIT, SPLITS, Bools, Ints
 from kfp_gate.data.assignment import check_shares
 from kfp_gate.data.coverage import Coverage
 from kfp_gate.data.defects import Defect, rejects_csv
-from kfp_gate.data.group_rules import Rule, parse_rules
+from kfp_gate.data.group_rules import NEAR_DISTANCE, Rule, parse_rules
 from kfp_gate.data.grouping import giant_note, link_images, name_groups
 from kfp_gate.data.intake import Intake, check_policy, settle, take_in, write_rejects
 from kfp_gate.data.manifest import Manifest, build_table, write_manifest
@@ -28,9 +28,6 @@ from kfp_gate.errors import InvalidInput
 from kfp_gate.storage import open_store
 
 log = logging.getLogger(__name__)
-
-NEAR_DISTANCE = 4
-"""Bits within which the report counts near-duplicates across splits when no rule names a distance."""
 
 
 @dataclass(frozen=True)
