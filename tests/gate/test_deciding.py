@@ -2,13 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kfp_gate.gate.criteria import Criterion
-from kfp_gate.gate.deciding import Evidence, Rule, corrected_level, decide, widened
+from kfp_gate.gate.deciding import Evidence, Rule, corrected_level, decide
 
 LOW = Criterion("class/cone/map50", "min", 0.8)
 HIGH = Criterion("abnormal_box_rate", "max", 0.1)
@@ -89,19 +88,6 @@ def test_how_many_more_is_what_the_root_law_says():
     assert (at_bound.state, at_bound.needed) == ("insufficient", None)
 
 
-def test_two_objects_both_found_prove_little():
-    entry = decide(LOW, Evidence(1.0, instances=2, interval=(1.0, 1.0)), CONFIDENT)
-    assert entry.state == "insufficient"
-    assert entry.interval[0] < 0.5
-    assert decide(LOW, Evidence(1.0, instances=0, interval=(1.0, 1.0)), CONFIDENT).interval == (0.0, 1.0)
-
-
-def test_no_change_on_few_objects_proves_little():
-    same = dict(champion=0.9, drop_interval=(0.0, 0.0))
-    assert decide(DROP, Evidence(0.9, instances=30, **same), CONFIDENT).state == "insufficient"
-    assert decide(DROP, Evidence(0.9, instances=3000, **same), CONFIDENT).state == "met"
-
-
 def test_bonferroni():
     assert corrected_level(0.95, 200, "none") == 0.95
     assert corrected_level(0.95, 200, "bonferroni") == pytest.approx(1 - 0.05 / 200)
@@ -122,11 +108,3 @@ def test_states_agree_with_the_numbers(value, a, b, instances, criterion, rule):
         side = low if criterion.kind == "min" else criterion.bound - high
         assert (entry.state == "met") == (side >= (criterion.bound if criterion.kind == "min" else 0) - 1e-9)
     assert entry.needed is None or entry.needed > 0
-
-
-def test_wilson_floor_covers_small_binomials():
-    """At n=20 and p=.9 resampling alone covers far less than 95%; with the floor it does not fall below 93%."""
-    rng = np.random.default_rng(0)
-    hits = rng.binomial(20, 0.9, 4000) / 20
-    covered = [widened(h, (h, h), 20, 0.95, difference=False) for h in hits]
-    assert np.mean([low <= 0.9 <= high for low, high in covered]) > 0.93

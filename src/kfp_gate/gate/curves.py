@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kfp_gate.evaluation.columns import Records
+from kfp_gate.evaluation.diagnostics import ERROR_KINDS, confusion_matrix, error_parts
 from kfp_gate.evaluation.evaluate import Evaluation
 from kfp_gate.evaluation.metrics import CALIBRATION_BINS, RECALL_POINTS, interpolated, precision_envelope, rows_by_class
 from kfp_gate.evaluation.metrics import scoped as ranked_of
@@ -14,6 +16,9 @@ from kfp_gate.metric_names import parse
 
 MOST_CLASSES = 5
 """Beside the mean: more lines cannot be told apart."""
+
+MOST_CONFUSED = 12
+"""Rows of the matrix in the report."""
 
 
 def precision_recall(evaluation: Evaluation, verdict: Verdict) -> list[dict[str, Any]]:
@@ -61,8 +66,44 @@ def calibration(records: Records, confidence: float) -> list[dict[str, Any]]:
 
 
 def diagnostics(evaluation: Evaluation, confidence: float) -> dict[str, Any] | None:
-    """Confusion between classes and the kinds of error; None for records without detail."""
-    return None
+    """What each kind of error costs, and which class is taken for which; None for records without detail."""
+    records, classes = evaluation.records, evaluation.classes
+    if records.boxes is None:
+        return None
+    parts = error_parts(records, classes)
+    errors = [
+        {"label": f"{kind}: {ERROR_KINDS[kind]}", "value": max(cost, 0.0), "text": f"{max(cost, 0.0):.3f}",
+         "state": "bad", "interval": None, "bound": None}
+        for kind, cost in parts.items()
+    ]  # fmt: skip
+    top = max([0.05, *(1.1 * cost for cost in parts.values())])
+    return {"errors": errors, "errors_top": top, "confusion": _confusion(evaluation, confidence)}
+
+
+def most_confused(table: NDArray[np.int64], most: int) -> list[int]:
+    """The classes with the most objects or detections under another class's name, in index order.
+
+    Args:
+        table: (K + 1, K + 1), as `confusion_matrix` gives it.
+    """
+    inner = table[:-1, :-1]
+    between = inner.sum(0) + inner.sum(1) - 2 * inner.diagonal()
+    order = np.lexsort((np.arange(len(between)), -table[:-1].sum(1), -between))
+    return sorted(int(i) for i in order[:most])
+
+
+def _confusion(evaluation: Evaluation, confidence: float) -> dict[str, Any]:
+    table = confusion_matrix(evaluation.records, evaluation.classes, confidence=confidence)
+    count = len(evaluation.classes)
+    shown = most_confused(table, MOST_CONFUSED)
+    names = [evaluation.classes[i] for i in shown]
+    note = f"Objects and detections at confidence {confidence:g} and IoU 0.50."
+    if count > MOST_CONFUSED:
+        note += f" The {MOST_CONFUSED} of {count} classes that are taken for others most."
+    return {
+        "cells": table[np.ix_([*shown, count], [*shown, count])].tolist(),
+        "rows": [*names, "no object"], "columns": [*names, "not found"], "note": note,
+    }  # fmt: skip
 
 
 def _series(label: str, precision: Sequence[float] | Any) -> dict[str, Any]:

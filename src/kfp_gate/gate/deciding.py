@@ -4,14 +4,12 @@
 right side of the bound: between the two sides there is not enough evidence, and the entry says how much is missing.
 Either way, fewer than `min_instances` decide nothing.
 
-The interval comes from resampling images. On few objects a resample cannot show what it never saw: two objects, both
-found, give the interval [1, 1]. A confident decision therefore never uses an interval narrower than Wilson's score
-interval for as many independent objects (Wilson 1927; the variance of a quantity in 0..1 is at most p(1-p)).
+The intervals are those of `kfp_gate.evaluation.intervals`, which hold on few objects too: two objects, both found, do
+not give [1, 1].
 """
 
 from dataclasses import dataclass, replace
-from math import ceil, isfinite, sqrt
-from statistics import NormalDist
+from math import ceil, isfinite
 from typing import Any, Literal
 
 from kfp_gate.gate.criteria import Criterion
@@ -44,7 +42,6 @@ class Evidence:
     Attributes:
         value: None if not computed; then `reason` says why.
         instances: labelled objects behind it (images for a rate of images); None if it cannot be told.
-        trials: how many outcomes the value is a share of, where that is not `instances`: detections for precision.
         silent: there were objects to report and the model reported nothing. For a lower bound that is a miss, not a
             lack of evidence.
         interval: bootstrap interval of the value; None without resampling.
@@ -58,7 +55,6 @@ class Evidence:
     value: float | None
     reason: str = ""
     instances: int | None = None
-    trials: int | None = None
     silent: bool = False
     interval: tuple[float, float] | None = None
     champion: float | None = None
@@ -87,9 +83,6 @@ def decide(criterion: Criterion, evidence: Evidence, rule: Rule) -> Entry:
     drops = criterion.kind == "max_drop"
     compared = evidence.drop if drops else evidence.value
     interval = evidence.drop_interval if drops else evidence.interval
-    if rule.decide == "confident" and compared is not None:
-        trials = evidence.instances if evidence.trials is None else evidence.trials
-        interval = widened(compared, interval, trials, rule.level, difference=drops)
     state, reason, needed = _state(criterion, evidence, compared, interval, rule)
     return Entry(
         criterion=criterion.id, metric=criterion.metric, kind=criterion.kind, bound=criterion.bound, state=state,
@@ -97,34 +90,6 @@ def decide(criterion: Criterion, evidence: Evidence, rule: Rule) -> Entry:
         interval=interval, champion=evidence.champion if drops else None, drop=evidence.drop if drops else None,
         needed=needed, source=criterion.source,
     )  # fmt: skip
-
-
-def widened(
-    value: float, interval: tuple[float, float] | None, instances: int | None, level: float, *, difference: bool
-) -> tuple[float, float] | None:
-    """The interval, made at least as wide as the number of instances allows one to claim.
-
-    Args:
-        value: the estimate, 0..1; for a difference -1..1.
-        interval: from resampling.
-        instances: how many; None: unknown, and the interval is left alone. Zero allows no claim.
-        level: two-sided.
-        difference: the value is a paired difference. Even where no object changed among `n`, up to
-            z²/(n+z²) of all may (Wilson's bound at zero successes).
-    """
-    if instances is None:
-        return interval
-    if instances <= 0:
-        return (-1.0 if difference else 0.0, 1.0)
-    low, high = interval or (value, value)
-    z = NormalDist().inv_cdf(0.5 + level / 2)
-    if difference:
-        least = z * z / (instances + z * z)
-        return max(min(low, value - least), -1.0), min(max(high, value + least), 1.0)
-    p = min(max(value, 0.0), 1.0)
-    middle = (p + z * z / (2 * instances)) / (1 + z * z / instances)
-    half = z * sqrt(p * (1 - p) / instances + z * z / (4 * instances**2)) / (1 + z * z / instances)
-    return max(min(low, middle - half), 0.0), min(max(high, middle + half), 1.0)
 
 
 def _state(

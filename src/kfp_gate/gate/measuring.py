@@ -102,7 +102,6 @@ def evidence_of(
         value=None if isinstance(value, NotComputed) else value,
         reason=value.reason if isinstance(value, NotComputed) else "",
         instances=instances,
-        trials=sure if parsed.metric in OF_DETECTIONS and parsed.size is None else None,
         silent=missing and parsed.metric in OF_DETECTIONS and sure == 0 and instances > 0,
         interval=interval,
         champion=theirs,

@@ -2,8 +2,12 @@
 
 import math
 
+import numpy as np
+
+from kfp_gate.evaluation.diagnostics import confusion_matrix
 from kfp_gate.evaluation.metrics import NotComputed
 from kfp_gate.gate import wording
+from kfp_gate.gate.curves import most_confused
 from kfp_gate.gate.judging import Judged
 from kfp_gate.gate.verdict import Entry, State, Verdict
 from kfp_gate.metric_names import METRICS, per_class
@@ -35,6 +39,21 @@ def all_values(judged: Judged) -> dict[str, float | str]:
     """Every metric of the whole set by canonical name: a finite float, or the reason why it was not computed."""
     metrics = judged.candidate.by_slice[None]
     return {n: str(v.reason) if isinstance(v, NotComputed) else float(v) for n, v in metrics.items()}
+
+
+def confusion(judged: Judged, most: int = 50) -> tuple[list[str], list[list[int]]] | None:
+    """Categories and counts for `ClassificationMetrics.log_confusion_matrix`: true class by row, found by column.
+
+    The last category is no class: objects that were not found, and detections on nothing. Of more than `most` classes
+    those that are confused most. None for records without boxes.
+    """
+    records, classes = judged.candidate.records, judged.candidate.classes
+    if records.boxes is None:
+        return None
+    table = confusion_matrix(records, classes, confidence=judged.candidate.confidence)
+    chosen = [*most_confused(table, most), len(classes)]
+    names = [*classes, "(none)"]
+    return [names[i] for i in chosen], table[np.ix_(chosen, chosen)].tolist()
 
 
 def markdown(verdict: Verdict) -> str:
