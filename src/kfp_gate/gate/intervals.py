@@ -15,8 +15,9 @@ Intervals = dict[str, tuple[float, float]]
 """Canonical metric name to (low, high)."""
 
 TAIL = 5
-"""Resamples that a percentile must have beyond it. Of fewer it is mostly chance, and the interval is widened to
-the normal one of the same resamples: a family of 200 criteria asks for the 99.975% interval; 1000 resamples end at 99.8%."""
+"""Resamples that a percentile must have beyond it. Of fewer it is mostly chance, and the interval is widened to the
+normal one of the same resamples: a family of 200 criteria asks for the 99.975% interval, and 1000 resamples end at
+99.8%."""
 
 
 def value_intervals(evaluation: Evaluation, criteria: Criteria, settings: GateSettings, level: float) -> Intervals:
