@@ -163,6 +163,8 @@ class _ValidationGate(_Component):
         on_insufficient: Text = ...,
         waivers: Listed = ...,
         champion: Text = ...,
+        registered_model: Text = ...,
+        alias: Text = ...,
         allow_unproven_separation: Truth = ...,
         batch: Whole = ...,
         tracking_uri: Text = ...,

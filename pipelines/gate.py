@@ -153,6 +153,8 @@ def make_gate(options: CompileOptions = CompileOptions()):
                 model=training.outputs["model"],
                 test=split.outputs["test"],
                 champion=champion,
+                registered_model=registered_model,
+                alias=alias,
                 batch=batch,
                 **thresholds,
                 **tracking,

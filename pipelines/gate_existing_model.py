@@ -95,6 +95,8 @@ def make_gate_existing_model(options: CompileOptions = CompileOptions()):
                 model_uri=model_uri,
                 test=split.outputs["test"],
                 champion=champion,
+                registered_model=registered_model,
+                alias=alias,
                 batch=batch,
                 allow_unproven_separation=allow_unproven_separation,
                 **thresholds,

@@ -73,7 +73,8 @@ def preflight(
         decide: point or confident.
         on_insufficient: block or allow.
         waivers: Waived criteria, each with model digest, who, why and expiry.
-        champion: Model to compare with, for instance models:/NAME@champion; empty: none.
+        champion: Model to compare with; empty: the version at `alias` of `registered_model`, if there is one; none:
+            nothing.
         tracking_uri: MLflow server; empty: the environment's, if any.
         experiment: MLflow experiment.
         registered_model: Name in the model registry; empty: nothing is registered.
@@ -91,6 +92,7 @@ def preflight(
         from kfp_gate.gate.settings import gate_settings
         from kfp_gate.preflight.request import PreflightRequest
         from kfp_gate.preflight.run import preflight as check
+        from kfp_gate.registry.fetch import champion_uri
 
         gate = gate_settings(
             min_map50=min_map50,
@@ -105,7 +107,7 @@ def preflight(
             decide=decide,
             on_insufficient=on_insufficient,
             waivers=waivers,
-            champion=champion,
+            champion=champion_uri(champion, registered_model, alias),
         )
         request = PreflightRequest(
             train=Path(train.path),

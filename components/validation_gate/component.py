@@ -29,6 +29,8 @@ def validation_gate(
     on_insufficient: str = "block",
     waivers: list = [],
     champion: str = "",
+    registered_model: str = "",
+    alias: str = "champion",
     allow_unproven_separation: bool = False,
     batch: int = 16,
     tracking_uri: str = "",
@@ -55,7 +57,10 @@ def validation_gate(
         decide: point (the value is compared) or confident (its interval must clear the bound).
         on_insufficient: block or allow a class with too few objects.
         waivers: Waived criteria, each with model digest, who, why and expiry.
-        champion: Model to compare with, for instance models:/NAME@champion; empty: none.
+        champion: Model to compare with; empty: the version at `alias` of `registered_model`, if there is one; none:
+            nothing.
+        registered_model: Name in the model registry that the champion is looked up in.
+        alias: Alias that the champion is looked up by.
         allow_unproven_separation: Judge a model that does not say which images it was trained on; the verdict
             then says "not proven".
         batch: Images per prediction step.
@@ -79,7 +84,7 @@ def validation_gate(
 
         from kfp_gate.gate.run import GateOutputs, validate
         from kfp_gate.gate.settings import gate_settings
-        from kfp_gate.registry.fetch import fetch_model
+        from kfp_gate.registry.fetch import champion_uri, fetch_model, fetch_rival
 
         settings = gate_settings(
             min_map50=min_map50,
@@ -94,11 +99,11 @@ def validation_gate(
             decide=decide,
             on_insufficient=on_insufficient,
             waivers=waivers,
-            champion=champion,
+            champion=champion_uri(champion, registered_model, alias),
             allow_unproven_separation=allow_unproven_separation,
         )
-        fetch = partial(fetch_model, tracking_uri=tracking_uri)
-        folder = Path(model.path) if model else fetch(model_uri, Path(mkdtemp()))
+        folder = Path(model.path) if model else fetch_model(model_uri, Path(mkdtemp()), tracking_uri=tracking_uri)
+        fetch = partial(fetch_rival, tracking_uri=tracking_uri)
         outputs = GateOutputs(Path(evaluation.path), Path(verdict.path), Path(report.path))
         judged = validate(folder, Path(test.path), settings, outputs, fetch=fetch)
         passed = judged.verdict.passed

@@ -83,6 +83,27 @@ def fetch_champion(
     return Champion(folder, version.uri, version.number, version.sha256)
 
 
+def champion_uri(champion: str, registered_model: str, alias: str) -> str:
+    """The model to compare with, from the pipeline's parameters; "" for none.
+
+    Args:
+        champion: a model's location; "" is the version that `alias` of `registered_model` stands at, since the
+            alias moves only from the version that the gate compared with; "none" compares with nothing.
+    """
+    if champion == "none":
+        return ""
+    return champion or (f"models:/{registered_model}@{alias}" if registered_model and alias else "")
+
+
+def fetch_rival(uri: str, folder: Path, *, tracking_uri: str = "", patience: float = PATIENCE) -> Path | None:
+    """As `fetch_model`, but None where the alias of a `models:/` URI stands nowhere yet: the first model ever."""
+    match = _REGISTERED.fullmatch(uri)
+    if match is None or not match["alias"]:
+        return fetch_model(uri, folder, tracking_uri=tracking_uri, patience=patience)
+    found = fetch_champion(match["name"], match["alias"], folder, tracking_uri=tracking_uri, patience=patience)
+    return found.folder if found else None
+
+
 def find_version(tracking: Tracking, uri: str) -> Version:
     """The version that a `models:/` URI names.
 
