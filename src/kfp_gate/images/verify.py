@@ -133,9 +133,13 @@ def refuse(verification: Verification) -> None:
         ]
     if verification.evaluation_error:
         problems.append(Problem("tiny evaluation", verification.evaluation_error))
+    parts = [f"{len(verification.failures)} of {verification.tried} imports fail"] if verification.failures else []
+    if verification.exact and verification.differences:
+        parts.append(f"{len(verification.differences)} installed versions are not the locked ones")
+    if verification.evaluation_error:
+        parts.append("the tiny evaluation breaks")
     raise Broken(
-        f"{len(problems)} failure{'s' if len(problems) > 1 else ''} in {verification.tried} imports"
-        + (" and one evaluation" if verification.evaluation or verification.evaluation_error else ""),
+        ", ".join(parts),
         expected="every import to work and the installed packages to be the locked ones",
         where=f"image {verification.image}, {sys.prefix}",
         next_step="correct the pin or the extra, run `kfp-gate images lock`, and build the image again",
