@@ -15,7 +15,10 @@ from kfp_gate.gate.thumbnails import worst_images
 from kfp_gate.gate.verdict import Entry, State, Verdict
 from kfp_gate.metric_names import SIZE_BANDS, parse, per_class
 
-COLUMNS = ("map50", "map50_95", "precision", "recall", "f1", "mean_confidence", "abnormal_box_rate")
+COLUMNS = {
+    "map50": "AP50", "map50_95": "AP50-95", "precision": "precision", "recall": "recall", "f1": "F1",
+    "mean_confidence": "confidence", "abnormal_box_rate": "abnormal",
+}  # fmt: skip
 TILES = ("map50", "map50_95", "precision", "recall")
 OPEN_ROWS = 40
 """Up to so many criteria all are shown; of more, those that were met are folded."""
@@ -59,7 +62,7 @@ def html(
         rows=rows,
         folded=len(rows) > OPEN_ROWS,
         classes=_classes(verdict, candidate, judged.champion),
-        columns=[wording.metric_word(m) for m in COLUMNS],
+        columns=list(COLUMNS.values()),
         confidence=confidence,
         sizes=_sizes(candidate),
         curves=curves.precision_recall(evaluation, verdict),

@@ -45,7 +45,7 @@ def number(value: float | None, *, sign: bool = False) -> str:
     if value is None:
         return "\N{EN DASH}"
     rounded = round(value, 3) + 0.0  # no minus before a zero
-    text = f"{rounded:+.3f}" if sign else f"{rounded:.3f}"
+    text = f"{rounded:+.3f}" if sign and rounded else f"{rounded:.3f}"
     return text.replace("-", "\N{MINUS SIGN}")
 
 
@@ -69,8 +69,8 @@ def decisive(verdict: Verdict, most: int = 6) -> list[str]:
     lines = []
     for entry in blocking[:most]:
         found = number(entry.compared)
-        if entry.kind == "max_drop":
-            found = f"{number(entry.compared, sign=True)} worse than the champion's"
+        if entry.kind == "max_drop" and entry.drop is not None:
+            found = f"{number(abs(entry.drop))} {'worse' if entry.drop > 0 else 'better'} than the champion's"
         evidence = f" ({outcome(entry)})" if outcome(entry) else ""
         lines.append(f"{title(entry.metric)} is {found}, asked for {bound(entry)}{evidence}")
     if len(blocking) > most:
