@@ -8,8 +8,11 @@ Faults are put in where the product calls the outside world or where a rank woul
 
 import json
 import os
+import signal
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,9 @@ def run(item: dict[str, Any]) -> None:
     out = Path(item["out"])
     private = out / f"rank{ranks.rank}"
     private.mkdir(parents=True, exist_ok=True)
+    if item.get("fault") == "disk_full_in_epoch_2":
+        # A small disk of its own for what the rank writes; model and record go beside it.
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(private)], check=True)
     upstream.prepare(private / "config", ranks)
     from kfp_gate.training.session import Session
 
@@ -67,7 +73,108 @@ def dies_in_epoch_3(rank: int) -> Any:
     return lambda: setattr(TrainingCourse, "epoch_begins", original)
 
 
-FAULTS = {f.__name__: f for f in (none, dies_in_epoch_3)}
+def nan_on_rank_1_and_storage_down_in_epoch_2(rank: int) -> Any:
+    """One batch of rank 1 is not finite in epoch 3; the store takes nothing in epoch 2."""
+    from kfp_gate.errors import Unavailable
+    from kfp_gate.storage import LocalStore
+    from kfp_gate.training.trainer import RankTrainer
+
+    original, upload, done = RankTrainer.preprocess_batch, LocalStore.upload, []
+
+    def preprocess(self: Any, batch: Any) -> Any:
+        result = original(self, batch)
+        if rank == 1 and self.epoch == 2 and not done:
+            done.append(1)
+            result["img"] = result["img"] * float("nan")
+        return result
+
+    def fails(self: Any, path: Path, key: str) -> None:
+        if "/000002-" in key:
+            raise Unavailable("no answer", expected="a store", where=key, next_step="wait")
+        upload(self, path, key)
+
+    RankTrainer.preprocess_batch, LocalStore.upload = preprocess, fails
+
+    def undo() -> None:
+        RankTrainer.preprocess_batch, LocalStore.upload = original, upload
+
+    return undo
+
+
+def rank_0_fails_in_the_validation_of_epoch_2(rank: int) -> Any:
+    from kfp_gate.training.validation import Validation
+
+    original, calls = Validation._compute, []
+
+    def compute(self: Any, records: Any, expected: int) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ZeroDivisionError("made by the test")
+        return original(self, records, expected)
+
+    Validation._compute = compute
+    return lambda: None
+
+
+def rank_1_is_killed_in_epoch_2(rank: int) -> Any:
+    from kfp_gate.training.trainer import RankTrainer
+
+    original = RankTrainer._batch_begins
+
+    def begins(self: Any, trainer: Any) -> None:
+        if rank == 1 and self.epoch == 1:
+            print(f"KILLED {time.time()}", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(self, trainer)
+
+    RankTrainer._batch_begins = begins
+    return lambda: None
+
+
+def slow_epochs(rank: int) -> Any:
+    """Time for the test to send a signal."""
+    from kfp_gate.training.trainer import RankTrainer
+
+    original = RankTrainer._batch_begins
+
+    def begins(self: Any, trainer: Any) -> None:
+        if self.epoch >= 1:
+            time.sleep(0.5)
+        original(self, trainer)
+
+    RankTrainer._batch_begins = begins
+    return lambda: None
+
+
+def disk_full_in_epoch_2(rank: int) -> Any:
+    """The disk is really full: a file fills what is left before the checkpoint, and goes before the next."""
+    from kfp_gate.training.course import TrainingCourse
+
+    original = TrainingCourse._checkpoint
+
+    def checkpoint(self: Any, trainer: Any, epoch: int, *rest: Any, **more: Any) -> None:
+        filler = self.folder / "filler"
+        if epoch == 2:
+            with filler.open("wb", buffering=0) as handle:
+                try:
+                    while True:
+                        handle.write(bytes(1 << 16))
+                except OSError:
+                    pass
+        original(self, trainer, epoch, *rest, **more)
+        filler.unlink(missing_ok=True)
+
+    TrainingCourse._checkpoint = checkpoint
+    return lambda: setattr(TrainingCourse, "_checkpoint", original)
+
+
+FAULTS = {
+    f.__name__: f
+    for f in (
+        none, dies_in_epoch_3, nan_on_rank_1_and_storage_down_in_epoch_2, rank_0_fails_in_the_validation_of_epoch_2,
+        rank_1_is_killed_in_epoch_2, slow_epochs, disk_full_in_epoch_2,
+    )
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

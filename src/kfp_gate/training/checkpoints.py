@@ -16,7 +16,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -137,6 +137,12 @@ class Checkpoints:
         self._steps.append(step)
         self.known.update({k: v for k, v in step.files.items() if k.startswith("best/")})
         self.uploaded_epoch = step.epoch
+
+    def bring(self, files: Sequence[Path]) -> None:
+        """Best weights from another store: the next step brings them here, unless it has better ones."""
+        for path in files:
+            (self.folder / "kept").mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, self.folder / "kept" / path.name)
 
     def _keep_best(self, folder: Path) -> None:
         """Best weights of a step that did not arrive: the next step brings them, unless it has better ones."""

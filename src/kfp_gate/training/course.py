@@ -9,6 +9,8 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Unsaved:
+    """Best weights that wait for the disk."""
+
+    epoch: int
+    value: float | None
+    content: bytes
+
+
 class TrainingCourse:
     """See the module."""
 
@@ -56,6 +67,7 @@ class TrainingCourse:
         self._restored: dict[str, Any] | None = None
         self._epoch_started = time.monotonic()
         self.stop_reason = ""
+        self._unsaved: dict[str, Unsaved] = {}
         if resume is not None:
             unknown = self.monitors.restore(resume["extra"]["monitors"])
             if unknown:
@@ -211,12 +223,10 @@ class TrainingCourse:
         self, trainer: "RankTrainer", epoch: int, observation: Observation, captured: dict[str, Any], *, finished: bool
     ) -> None:
         started = time.perf_counter()
-        self.best_folder.mkdir(parents=True, exist_ok=True)
-        for name in observation.improved:
-            target = self.best_folder / f"{self.slot(name)}.pt"
-            weights.write_weights(trainer, target.with_suffix(".part"), epoch=epoch)
-            target.with_suffix(".part").replace(target)
-            self.record.weights[name] = {"epoch": epoch, "value": self._values[name], "file": f"best/{target.name}"}
+        if observation.improved:
+            content = weights.weights_bytes(trainer, epoch=epoch)
+            self._unsaved |= {n: Unsaved(epoch, self._values[n], content) for n in observation.improved}
+        written = self.save_best()
         part = self.last_state.with_suffix(".part")
         states.write_state(captured, part)
         part.replace(self.last_state)
@@ -225,7 +235,7 @@ class TrainingCourse:
         step = self.checkpoints.begin_step(epoch)
         shutil.copyfile(self.last_state, step / STATE)
         (step / "best").mkdir()
-        for name in observation.improved:
+        for name in written:
             shutil.copyfile(self.best_folder / f"{self.slot(name)}.pt", step / "best" / f"{self.slot(name)}.pt")
         self.record.checkpoints = {
             "uri": self.checkpoints.uri, "uploaded_epoch": self.checkpoints.uploaded_epoch,
@@ -236,9 +246,29 @@ class TrainingCourse:
         queued = self.checkpoints.commit(epoch, step, finished=finished)
         self.timeline.write("checkpoint", epoch=epoch, ok=queued, seconds=round(time.perf_counter() - started, 4))
 
+    def save_best(self) -> list[str]:
+        """Write best weights that are still in memory alone; returns their monitors.
+
+        Raises:
+            OSError: the disk is full. They stay in memory and are tried again with the next epoch.
+        """
+        self.best_folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for name, unsaved in list(self._unsaved.items()):
+            target = self.best_folder / f"{self.slot(name)}.pt"
+            part = target.with_suffix(".part")
+            part.write_bytes(unsaved.content)
+            part.replace(target)
+            self.record.weights[name] = {
+                "epoch": unsaved.epoch, "value": unsaved.value, "file": f"best/{target.name}",
+            }  # fmt: skip
+            del self._unsaved[name]
+            written.append(name)
+        return written
+
     def slot(self, monitor: str) -> str:
-        """The file name of a monitor's best weights: names may hold any character, positions do not."""
-        return f"best-{self.spec.monitors.index(monitor)}"
+        """The file name of a monitor's best weights; the name itself may hold any character."""
+        return slot(monitor)
 
     def memory(self, *, children: bool = False) -> Memory:
         """This process now."""
@@ -259,6 +289,15 @@ class TrainingCourse:
                 PROGRESS, epoch=epoch, epochs=self.spec.epochs, eta_s=round(self.eta.after(epoch), 1), monitors=shown,
                 best={w["monitor"]: w["best_epoch"] for w in self.record.monitors}, stopped=self.stop_reason,
             )  # fmt: skip
+
+
+def slot(monitor: str) -> str:
+    """A file name that stands for a monitor, in whatever order monitors are listed.
+
+    >>> slot("class/a/map50")
+    'best-2a01a1e3a3'
+    """
+    return f"best-{sha256(monitor.encode()).hexdigest()[:10]}"
 
 
 def cuda_memory() -> dict[str, int] | None:

@@ -54,8 +54,10 @@ class Heartbeat:
         """
         try:
             beat = float(json.loads(self.store.read(KEY))["time"])
-        except (KfpGateError, ValueError, KeyError, TypeError) as error:
+        except (KfpGateError, OSError, ValueError, KeyError, TypeError) as error:
             log.debug("no heartbeat to read: %s", error)
+            # The bound starts anew: the first beat read after a long outage of the store may be one from before it.
+            self._seen_at = time.monotonic()
             return ""
         now = time.monotonic()
         if beat != self._last:

@@ -43,10 +43,11 @@ class Record:
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.values(), ensure_ascii=False, indent=1, default=str), encoding="utf-8")
 
-    def adopt(self, earlier: dict[str, Any]) -> None:
+    def adopt(self, earlier: dict[str, Any], monitors: tuple[str, ...]) -> None:
         """Continue an earlier record: its epochs stay, so that curves have no hole."""
         self.epochs = list(earlier.get("epochs", []))
-        self.weights = dict(earlier.get("weights", {}))
+        self.monitors = list(earlier.get("monitors", []))
+        self.weights = {k: v for k, v in earlier.get("weights", {}).items() if k in monitors}
 
 
 def versions() -> dict[str, str]:

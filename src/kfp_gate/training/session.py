@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from kfp_gate.storage import open_store
 from kfp_gate.training import base_model, upstream
 from kfp_gate.training import state as states
 from kfp_gate.training.checkpoints import RECORD, STATE, Checkpoints, Step, fetch, find_latest
-from kfp_gate.training.course import TrainingCourse, cuda_memory
+from kfp_gate.training.course import TrainingCourse, cuda_memory, slot
 from kfp_gate.training.evidence import (
     LastLines,
     Terminated,
@@ -128,7 +129,8 @@ class Session:
             record=record, tracker=self.tracker, checkpoints=self.checkpoints, train_images=data.images["train"],
             control_group=control_group, resume=resume,
         )  # fmt: skip
-        if resume is not None and (resume["extra"]["finished"] or resume["epoch"] >= spec.epochs):
+        restarted = resume is not None and self.group.broadcast(self._resumed_step is not None)
+        if resume is not None and (resume["epoch"] >= spec.epochs or (restarted and resume["extra"]["finished"])):
             log.info("the training ended at epoch %d already: only the model artifact is written", resume["epoch"])
         else:
             self._fit(course, data)
@@ -198,17 +200,20 @@ class Session:
                 )  # fmt: skip
         if step is None:
             return b""
-        files = fetch(uri, step, [STATE, RECORD, *(n for n in step.files if n.startswith("best/"))], self.private)
+        best = [n for n in (f"best/{slot(m)}.pt" for m in spec.monitors) if n in step.files]
+        files = fetch(uri, step, [STATE, RECORD, *best], self.private)
         state = states.read_state(files[STATE])
         self._compare(record, state, uri, own=own is not None)
         earlier = _json(files[RECORD])
-        record.adopt(earlier)
+        record.adopt(earlier, spec.monitors)
         record.resumed = {"uri": uri, "step": step.key, **record.resumed}
         log.info("resuming from %s/%s, epoch %d", uri, step.key, step.epoch)
         self._resumed_step = step if own is not None else None
+        self._brought = [files[n] for n in best] if own is None else []
         return files[STATE].read_bytes()
 
     _resumed_step: Step | None = None
+    _brought: Sequence[Path] = ()
 
     def _compare(self, record: Record, state: dict[str, Any], uri: str, *, own: bool) -> None:
         """Say what differs from the run that is continued; refuse what cannot be continued."""
@@ -238,6 +243,7 @@ class Session:
         self.checkpoints = Checkpoints(self.checkpoint_uri, self.private / "uploads", bound_s=spec.upload_bound_s)
         if self._resumed_step is not None:
             self.checkpoints.adopt(self._resumed_step)
+        self.checkpoints.bring(self._brought)
         earlier = resume["extra"]["run_id"] if resume is not None and self._resumed_step is not None else ""
         tags = {
             "kfp_gate.step": "launch_training",
@@ -258,6 +264,7 @@ class Session:
         assert self.tracker is not None and self.checkpoints is not None
         record, spec = course.record, self.spec
         primary = spec.monitors[0]
+        course.save_best()
         chosen = self.private / "best" / f"{course.slot(primary)}.pt"
         if not chosen.is_file():
             raise InvalidInput(

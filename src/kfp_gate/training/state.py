@@ -134,7 +134,15 @@ def restore_random(trainer: "RankTrainer", state: dict[str, Any]) -> None:
 
 
 def write_state(state: dict[str, Any], path: Path) -> None:
-    torch.save(state, path)
+    """Write a state.
+
+    Raises:
+        OSError: the disk is full or not writable. torch reports it as a RuntimeError of its zip writer.
+    """
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:
+        raise OSError(f"{path.name} could not be written: {str(error).splitlines()[0]}") from error
 
 
 def read_state(path: Path) -> dict[str, Any]:

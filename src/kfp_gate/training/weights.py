@@ -3,6 +3,7 @@
 The averaged weights in half precision, nothing of the optimizer, and no path of this machine.
 """
 
+import io
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -25,12 +26,11 @@ def as_stored(module: torch.nn.Module) -> torch.nn.Module:
     return copy.half().float()
 
 
-def write_weights(trainer: "RankTrainer", path: Path, *, epoch: int) -> None:
-    """Write the averaged weights of a trainer.
+def weights_bytes(trainer: "RankTrainer", *, epoch: int) -> bytes:
+    """The file of a trainer's averaged weights.
 
     Args:
         trainer: between two epochs.
-        path: a `.pt` file.
         epoch: the epoch, from 1.
     """
     import ultralytics
@@ -44,14 +44,16 @@ def write_weights(trainer: "RankTrainer", path: Path, *, epoch: int) -> None:
     architecture = getattr(module, "yaml", None)
     if isinstance(architecture, dict) and "yaml_file" in architecture:
         architecture["yaml_file"] = Path(str(architecture["yaml_file"])).name
+    buffer = io.BytesIO()
     torch.save(
         {
             "epoch": -1, "trained_epochs": epoch, "best_fitness": None, "model": module.cpu(), "ema": None,
             "updates": None, "optimizer": None, "scaler": None, "train_args": arguments,
             "version": ultralytics.__version__, "license": LICENSE,
         },
-        path,
+        buffer,
     )  # fmt: skip
+    return buffer.getvalue()
 
 
 def portable_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
