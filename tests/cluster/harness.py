@@ -12,7 +12,7 @@ from double.cluster import RUNTIME
 
 from kfp_gate.launching.api import Api
 from kfp_gate.launching.cluster import run_on_cluster
-from kfp_gate.launching.delivery import upload_model
+from kfp_gate.launching.delivery import upload_folder
 from kfp_gate.launching.following import Patience
 from kfp_gate.launching.options import LaunchOptions
 from kfp_gate.launching.outcome import Outcome
@@ -41,7 +41,9 @@ class Launcher:
             body = runtime_manifest("kfp-gate-training", "ns1", ttl_seconds=600)
             cluster.store.put(RUNTIME, body)
 
-    def run(self, script: Callable[[JobHandle], None] | None = None, patience: Patience = QUICK, **changes: Any) -> Outcome:
+    def run(
+        self, script: Callable[[JobHandle], None] | None = None, patience: Patience = QUICK, **changes: Any
+    ) -> Outcome:
         if script is not None:
             self.cluster.scripts = [script]
         options = replace(self.options, **changes)
@@ -58,7 +60,7 @@ def deliver(job: JobHandle, folder: Path) -> None:
     model.mkdir(exist_ok=True)
     (model / "model.pt").write_text(f"weights of {job.name}")
     command = job.command
-    upload_model(model, command[command.index("--deliver") + 1])
+    upload_folder(model, command[command.index("--deliver") + 1] + "/model")
 
 
 def end_line(**values: Any) -> str:

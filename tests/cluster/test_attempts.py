@@ -230,7 +230,11 @@ def test_the_owner_is_the_workflow_and_never_the_pod(cluster, tmp_path, monkeypa
     assert launcher.run(well(tmp_path)).state == "succeeded"
     (job,) = cluster.store.all(TRAINJOB, "default")
     (owner,) = job["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["uid"], owner["blockOwnerDeletion"]) == ("Workflow", workflow["metadata"]["uid"], False)
+    assert (owner["kind"], owner["uid"], owner["blockOwnerDeletion"]) == (
+        "Workflow",
+        workflow["metadata"]["uid"],
+        False,
+    )
     assert {"name": "KFP_GATE_RUN_ID", "value": "run-77"} in job["spec"]["trainer"]["env"]
     # The job goes with the run.
     cluster.store.remove(WORKFLOWS, "default", "wf")
@@ -250,7 +254,10 @@ def test_a_job_that_is_being_deleted_is_waited_for(cluster, tmp_path):
     launcher = Launcher(cluster, tmp_path)
     launcher.run(well(tmp_path))
     (job,) = jobs(cluster)
-    body = job | {"metadata": job["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"]}}
+    body = job | {
+        "metadata": job["metadata"]
+        | {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"]}
+    }
     cluster.store.put(TRAINJOB, body)
     assert launcher.run(well(tmp_path), patience=QUICK).state == "succeeded"
     (again,) = jobs(cluster)

@@ -120,7 +120,14 @@ def test_all_at_one_instant_and_on_whole_seconds(cluster, pod):
 def test_long_lines_bad_bytes_blank_lines_and_no_last_newline(cluster, pod):
     pod.start()
     long = b"a" * 16384 + b"b" * 16384 + b"c" * 100
-    texts = [b"", b"\xff\xfe not utf-8", long, b"  indented", b"2026-11-30T00:00:00Z looks like a stamp", b"\tlast, no newline"]
+    texts = [
+        b"",
+        b"\xff\xfe not utf-8",
+        long,
+        b"  indented",
+        b"2026-11-30T00:00:00Z looks like a stamp",
+        b"\tlast, no newline",
+    ]
     for number, text in enumerate(texts):
         pod.write(text, newline=number < len(texts) - 1)
     pod.exit(1)
@@ -244,38 +251,26 @@ def soak(cluster, pods: int, lines: int, cuts: int, outage: float) -> list[Colle
     for handle in handles:
         handle.start()
     followers = [Collected(cluster, handle).start() for handle in handles]
-    started = time.time_ns()
-    batch = max(1, lines // 50)
-    done = threading.Event()
-
-    def cutter() -> None:
-        for number in range(cuts):
-            if done.is_set():
-                return
-            time.sleep(chance.uniform(0.02, 0.12))
-            cluster.cut_streams(chance.choice(["clean", "abrupt"]))
-            if number == cuts // 2:
-                cluster.outage(outage)
-
-    thread = threading.Thread(target=cutter)
-    thread.start()
-    for begin in range(0, lines, batch):
+    bounds = [lines * n // cuts for n in range(cuts + 1)]
+    for number, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
         for handle in handles:
             data, times, offsets = bytearray(), array("q"), array("q")
             at = time.time_ns()
-            for number in range(begin, min(begin + batch, lines)):
+            for line in range(begin, end):
                 at += chance.choice((0, 0, 1, 1000))
                 times.append(at)
                 offsets.append(len(data))
-                data += stamp(at).encode() + b" line %d of a training that goes on\n" % number
+                data += stamp(at).encode() + b" line %d of a training that goes on\n" % line
             handle.log.append_rendered(bytes(data), times, offsets)
-    thread.join()
-    done.set()
+        if number == cuts // 2:
+            cluster.outage(outage)
+        time.sleep(chance.uniform(0.0, 0.05))
+        while not cluster.cut_streams(chance.choice(["clean", "abrupt"])):
+            time.sleep(0.005)  # each cut cuts something
     for handle in handles:
         handle.exit(0)
     for follower in followers:
         follower.finish(600)
-    assert time.time_ns() > started
     return followers
 
 

@@ -1,6 +1,5 @@
 """Ranks as local processes: started, followed, stopped together, explained."""
 
-import json
 import os
 import re
 import signal
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_gate.errors import Broken, InvalidInput
+from kfp_gate.errors import Broken, InvalidInput, Problem
 from kfp_gate.launching.launch import launch
 from kfp_gate.launching.options import LaunchOptions
 
@@ -55,7 +54,7 @@ def test_success_moves_the_model_and_prefixes_every_line(tmp_path):
         keys = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES")
         print("env", *[os.environ[k] for k in keys], "원뿔")
         print("cwd", Path.cwd() == spec.parent, list(Path("..").iterdir()) and len(list(Path().iterdir())))
-        print('KFP_GATE_PROGRESS {"epoch": 1, "epochs": 2, "eta_s": 30, "map50_95": 0.25}')
+        print('KFP_GATE_PROGRESS {"epoch": 1, "epochs": 2, "eta_s": 30, "monitors": {"map50_95": 0.25}}')
         sys.stdout.buffer.write(b"bad \\xff byte\\nlast line without end")
         """,
         said,
@@ -153,26 +152,25 @@ def test_a_peer_that_lost_its_connection_is_not_named_first(tmp_path):
 
 
 def test_invalid_input_reaches_the_user_with_its_own_text(tmp_path):
-    record = {
-        "kind": "InvalidInput", "found": "an unknown metric 'map5'", "expected": "one of map50, map50_95",
-        "where": "monitors", "next_step": "correct the name", "problems": [{"where": "monitors[0]", "found": "'map5'"}],
-    }  # fmt: skip
     outcome = run(
-        tmp_path, f"(out / 'failure.json').write_text({json.dumps(json.dumps(record))}); time.sleep(rank); sys.exit(2)"
+        tmp_path,
+        """
+        from kfp_gate.errors import InvalidInput, Problem
+        error = InvalidInput("1 unknown metric", expected="one of map50, map50_95", where="monitors",
+                             next_step="correct the name", problems=[Problem("monitors[0]", "'map5'")])
+        print("KFP_GATE_FAILURE " + json.dumps({"rank": rank, "kind": "user", "message": str(error), "exit_code": 2}))
+        time.sleep(rank)
+        sys.exit(2)
+        """,
     )
     assert outcome.cause == "invalid-input"
     with pytest.raises(InvalidInput) as error:
         outcome.raise_if_failed()
-    assert str(error.value) == str(
-        InvalidInput(
-            record["found"],
-            expected=record["expected"],
-            where=record["where"],
-            next_step=record["next_step"],
-            problems=error.value.problems,
-        )
-    )
-    assert error.value.problems[0].where == "monitors[0]"
+    expected = InvalidInput(
+        "1 unknown metric", expected="one of map50, map50_95", where="monitors", next_step="correct the name",
+        problems=[Problem("monitors[0]", "'map5'")],
+    )  # fmt: skip
+    assert str(error.value) == str(expected)
 
 
 def test_invalid_input_is_read_from_the_output_when_no_file_was_left(tmp_path):

@@ -6,7 +6,7 @@ lost, or that a collective timed out, is taken for a consequence.
 """
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,8 @@ CLOSE_SECONDS = 3.0
 
 CONSEQUENCES: frozenset[Cause] = frozenset({"peer-lost", "collective-timeout"})
 SHOWN_LINES = 12
+WORKER_KINDS = {"user": "InvalidInput", "unavailable": "Unavailable"}
+"""The worker's names for the errors that its reader can act on."""
 
 NEXT_CHECK: dict[Cause, str] = {
     "invalid-input": "change the input named above and run again",
@@ -130,13 +132,16 @@ def _cause(one: Seen) -> tuple[Cause, tuple[str, ...]]:
 
 def _cause_from_output(one: Seen, number: int | None, kills: int | None) -> Cause:
     lines, end = one.lines, one.lines.end
-    if str(end.get("reason", "")).startswith("the launcher gave no sign"):
+    kind = lines.failure.get("kind")
+    if "heartbeat" in f"{end.get('reason', '')}{lines.failure.get('message', '') if kind == 'terminated' else ''}":
         return "launcher-lost"
-    kind = (end.get("error") or {}).get("kind")
-    if one.exit_code == 2 and (kind == "InvalidInput" or _printed_error(lines) is not None):
+    delivery = (end.get("error") or {}).get("kind")
+    if kind == "user" or delivery == "InvalidInput" or (one.exit_code == 2 and _printed_error(lines.last) is not None):
         return "invalid-input"
-    if kind == "Unavailable":
+    if kind == "unavailable" or delivery == "Unavailable":
         return "service-unavailable"
+    if kind == "peer":
+        return "peer-lost"
     if kills and (number == signal.SIGKILL or one.exit_code):
         # The counter is the container's: the killed process may be a child, and the worker may have ended with 1.
         return "out-of-memory"
@@ -148,7 +153,9 @@ def _cause_from_output(one: Seen, number: int | None, kills: int | None) -> Caus
     for mark in marked:
         if mark in lines.marks:
             return mark
-    if lines.traceback or kind:
+    if kind == "memory":
+        return "out-of-memory"
+    if lines.traceback or kind == "broken" or delivery:
         return "exception"
     if number:
         return "killed"
@@ -184,7 +191,12 @@ def _sentence(end: RankEnd, one: Seen) -> str:
 
 def _worker_error(one: Seen) -> errors.KfpGateError | None:
     """The worker's own error with its own text, if it left one that the caller can act on."""
-    record = one.lines.end.get("error") or _printed_error(one.lines)
+    record = one.lines.end.get("error")
+    if record is None and (named := WORKER_KINDS.get(str(one.lines.failure.get("kind")))):
+        printed = _printed_error(str(one.lines.failure.get("message", "")).splitlines())
+        record = printed and printed | {"kind": named}
+    if record is None and one.exit_code == 2:
+        record = _printed_error(one.lines.last)
     if not record:
         return None
     kinds = {"InvalidInput": errors.InvalidInput, "Unavailable": errors.Unavailable}
@@ -202,12 +214,10 @@ def _worker_error(one: Seen) -> errors.KfpGateError | None:
     )  # fmt: skip
 
 
-def _printed_error(lines: WorkerLines) -> dict[str, Any] | None:
-    """The four-part message in the last lines, for a worker that could leave no file."""
-    if lines.end and lines.end.get("exit_code") != 2:
-        return None
-    record: dict[str, Any] = {"kind": "InvalidInput", "problems": []}
-    for line in lines.last:
+def _printed_error(lines: Iterable[str]) -> dict[str, Any] | None:
+    """The last four-part message among the lines, taken apart again."""
+    record: dict[str, Any] = {}
+    for line in lines:
         head, _, rest = line.partition(":")
         key = head.strip().rpartition(" ")[2] if head.strip() != "next step" else "next_step"
         if key == "found":
@@ -217,6 +227,8 @@ def _printed_error(lines: WorkerLines) -> dict[str, Any] | None:
         elif "found" in record and "expected" not in record and line.startswith("  ") and ": " in line:
             where, _, found = line.strip().partition(": ")
             record["problems"].append({"where": where, "found": found})
+        elif "found" in record and "expected" not in record and not line.strip().startswith("..."):
+            record["found"] += f"\n{line}"
     return record if {"found", "expected", "where", "next_step"} <= set(record) else None
 
 
@@ -230,5 +242,6 @@ def _signal_name(number: int) -> str:
 def with_cause(outcome: Outcome, cause: Cause, summary: str, evidence: tuple[str, ...] = ()) -> Outcome:
     """The same outcome under a cause that is known for the job as a whole, such as its deadline."""
     return replace(
-        outcome, cause=cause, summary=summary, evidence=evidence + outcome.evidence, next_check=NEXT_CHECK[cause]
-    )
+        outcome, cause=cause, first_failed_rank=None, summary=summary, evidence=evidence + outcome.evidence,
+        next_check=NEXT_CHECK[cause], error=None,
+    )  # fmt: skip

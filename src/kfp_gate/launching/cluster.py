@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kfp_gate.errors import InvalidInput
+from kfp_gate.errors import InvalidInput, KfpGateError
 from kfp_gate.launching import attempts, pytorchjob, trainjob
 from kfp_gate.launching.api import Api, Away, Refused, connect, denied
 from kfp_gate.launching.attempts import Attempt
-from kfp_gate.launching.delivery import download_model
+from kfp_gate.launching.beating import Beats
+from kfp_gate.launching.delivery import download_folder
 from kfp_gate.launching.following import Following, Patience
-from kfp_gate.launching.heartbeat import Beat
-from kfp_gate.launching.inputs import upload_inputs
+from kfp_gate.launching.inputs import prepare
 from kfp_gate.launching.kinds import KINDS, Kind
 from kfp_gate.launching.options import LaunchOptions
 from kfp_gate.launching.outcome import RESTARTABLE, Outcome
@@ -65,14 +65,14 @@ def run_on_cluster(
     base = base_name(run_id, options.task)
     fields = frozenset(trainjob.spec_fields(api)) if kind is KINDS["trainjob"] else frozenset()
     storage = JobRequest(base, base, 1, namespace, spec, options).storage
-    spec = upload_inputs(spec, storage)
+    spec = prepare(spec, storage, options)
     owner = find_owner(api, own_namespace) if namespace == own_namespace else None
     launch = Launch(api, kind, namespace, base, spec, options, owner, fields, patience or Patience())
-    beat = Beat(storage)
-    beat.beat()
+    beats = Beats(options.checkpoint_uri)
+    beats.beat()
     current = [attempt_name(base, 1)]
     with _delete_on_terminate(launch, own_namespace, current):
-        return _run(launch, out, beat.beat, current)
+        return _run(launch, out, beats.beat, current)
 
 
 def _run(launch: Launch, out: Path, beat: Callable[[], None], current: list[str]) -> Outcome:
@@ -130,13 +130,24 @@ def _fetch(outcome: Outcome, request: JobRequest, out: Path) -> Outcome:
     from kfp_gate.launching.causes import NEXT_CHECK
 
     try:
-        download_model(request.delivery, out)
+        download_folder(f"{request.delivery}/model", out)
     except Broken as error:
         return Outcome(
             "failed", "no-model", 0, error.found, (f"looked for {request.delivery}",), NEXT_CHECK["no-model"],
             outcome.ranks, None, outcome.job, error,
         )  # fmt: skip
+    _fetch_record(request)
     return replace(outcome, model=out)
+
+
+def _fetch_record(request: JobRequest) -> None:
+    """The worker's record of the training, if records are wanted and the command left one."""
+    if request.options.records is None:
+        return
+    try:
+        download_folder(f"{request.delivery}/training", request.options.records / "rank-0" / "training")
+    except KfpGateError as error:
+        (request.options.say or _say)(f"no record of the training was delivered: {error.found}")
 
 
 def _await_quiet(launch: Launch, name: str, beat: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The model's way from rank 0's pod to the launcher: object storage, with a list of files that comes last."""
+"""The way of a folder from rank 0's pod to the launcher: object storage, with a list of files that comes last."""
 
 import hashlib
 import json
@@ -11,27 +11,27 @@ from kfp_gate.storage import open_store
 LIST_KEY = "delivered.json"
 
 
-def upload_model(model: Path, uri: str) -> None:
-    """Upload a model folder below `uri`.
+def upload_folder(folder: Path, uri: str) -> None:
+    """Upload a folder below `uri`; the list of its files comes last, as the mark of a whole.
 
     Raises:
-        Broken: there is no model folder, though the worker reported success.
+        Broken: the folder is empty or missing, though the worker reported success.
         InvalidInput, Unavailable: from the store.
     """
-    files = sorted(path for path in model.rglob("*") if path.is_file()) if model.is_dir() else []
+    files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
     if not files:
-        raise no_model(str(model))
+        raise no_model(str(folder))
     store = open_store(uri)
     listed = {}
     for path in files:
-        key = path.relative_to(model).as_posix()
+        key = path.relative_to(folder).as_posix()
         store.upload(path, key)
         listed[key] = _sha256(path)
     store.write(LIST_KEY, json.dumps(listed, sort_keys=True).encode())
 
 
-def download_model(uri: str, out: Path) -> None:
-    """Fetch a delivered model into `out` (replaced), verified by sha256.
+def download_folder(uri: str, out: Path) -> None:
+    """Fetch a delivered folder into `out` (replaced), verified by sha256.
 
     Raises:
         Broken: nothing complete was delivered, or a file differs from its digest.

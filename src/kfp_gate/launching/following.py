@@ -14,8 +14,7 @@ from kfp_gate.launching.logs import Follower
 from kfp_gate.launching.outcome import Cause, Outcome, RankEnd
 from kfp_gate.launching.pod_watch import PodWatch
 from kfp_gate.launching.pods import HOPELESS_REASONS, Pod, ending, seconds, waiting
-from kfp_gate.launching.rank import END_PREFIX
-from kfp_gate.launching.worker_lines import ProgressReport, WorkerLines
+from kfp_gate.launching.worker_lines import MACHINE_PREFIXES, ProgressReport, WorkerLines
 from kfp_gate.launching.worker_pod import JobRequest
 
 
@@ -128,7 +127,7 @@ class Following:
         for line in raw:
             text = line.decode("utf-8", errors="replace").rstrip("\r")
             rank.lines.feed(text)
-            if text and not text.startswith(END_PREFIX):
+            if text and not text.startswith(MACHINE_PREFIXES):
                 shown.append(prefix + text)
         if shown:
             with self.lock:

@@ -34,8 +34,11 @@ Cause = Literal[
 ]
 """What ended the first failed rank. `unknown` is a finding of its own: no evidence fits a named cause."""
 
-RESTARTABLE: frozenset[Cause] = frozenset({"evicted", "preempted", "node-lost"})
-"""The machine took the rank away. Only these are tried again: any other failure would repeat itself."""
+RESTARTABLE: frozenset[Cause] = frozenset({"evicted", "preempted", "node-lost", "launcher-lost"})
+"""Taken away from outside. Only these are tried again: any other failure would repeat itself."""
+
+
+SHOWN_RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -102,11 +105,15 @@ class Outcome:
         return ", ".join(part for part in (self.job, rank) if part) or "training ranks"
 
     def text(self) -> str:
-        """The failure for a reader: summary, evidence, and the last lines of the rank that failed first."""
+        """The failure for a reader: summary, evidence, and the last lines of the rank that failed first.
+
+        Where no rank is to blame, those of the first few ranks.
+        """
         lines = [self.summary]
         lines += [f"  evidence: {line}" for line in self.evidence]
-        for end in self.ranks:
-            if end.rank == self.first_failed_rank and end.last_lines:
+        blamed = [end for end in self.ranks if end.rank == self.first_failed_rank]
+        for end in blamed or self.ranks[:SHOWN_RANKS]:
+            if end.last_lines:
                 lines.append(f"  last lines of rank {end.rank}:")
                 lines += [f"    {line}" for line in end.last_lines]
         others = [end for end in self.ranks if end.rank != self.first_failed_rank and end.cause != "none"]

@@ -21,7 +21,7 @@ from kfp_gate.launching.causes import NEXT_CHECK, Seen, explain, with_cause
 from kfp_gate.launching.options import LaunchOptions
 from kfp_gate.launching.outcome import Outcome, RankEnd
 from kfp_gate.launching.rank import GRACE_SECONDS
-from kfp_gate.launching.worker_lines import ProgressReport, WorkerLines
+from kfp_gate.launching.worker_lines import MACHINE_PREFIXES, ProgressReport, WorkerLines
 
 WORKER = (sys.executable, "-m", "kfp_gate.training.worker", "--spec", "{spec}", "--out", "{out}")
 MAX_LINE_BYTES = 64 * 1024
@@ -104,11 +104,8 @@ class _Rank:
 
     def _line(self, raw: bytes, say: Callable[[str], None]) -> None:
         line = raw.decode("utf-8", errors="replace").rstrip("\r")
-        had_end = bool(self.lines.end)
         self.lines.feed(line)
-        if self.lines.end and not had_end:
-            return  # the wrapper's own line is for us, not for the reader
-        if line:
+        if line and not line.startswith(MACHINE_PREFIXES):
             say(f"[rank {self.number}] {line}")
 
     def poll(self) -> bool:

@@ -2,15 +2,15 @@
 
 It starts the worker as its child, passes signals on, and prints one last line (`KFP_GATE_RANK_END {json}`)
 with what only somebody outside the worker and inside the container can see: the signal that ended it, the
-kernel's out-of-memory counter, the memory shares, and the error file that the worker left. It never reads the
-worker's output, so it adds nothing to what a line costs.
+kernel's out-of-memory counter, and the container's memory. It never reads the worker's output, so it adds
+nothing to what a line costs. On a cluster it also delivers rank 0's model, and for a command of the user's own
+it watches the launcher's heartbeat; the built-in worker watches it itself.
 
 Exit code: the worker's; 128 + N if signal N ended it.
 """
 
 import argparse
 import ctypes
-import dataclasses
 import json
 import os
 import signal
@@ -21,15 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kfp_gate.launching import heartbeat
-from kfp_gate.launching.cgroup import Memory, read_memory
+from kfp_gate.observing.memory import Memory, find_control_group, read_memory
+from kfp_gate.training.heartbeat import Heartbeat
 
 END_PREFIX = "KFP_GATE_RANK_END "
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL for the worker and its children."""
-
-MAX_ERROR_BYTES = 12_000
-"""The end line stays below 16 KiB, where container runtimes cut lines in two."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,7 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
         spec.write_text(text, encoding="utf-8")
     places = {"{spec}": str(spec), "{out}": str(out)}
     command = [places.get(word, word) for word in options.command]
-    before = read_memory()
+    group = find_control_group()
+    before = read_memory(group=group)
     started = time.time()
     stop = _Stop()
     try:
@@ -55,8 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 127
     stop.watch(child)
     if options.heartbeat:
-        watch = heartbeat.Watch(options.heartbeat, options.heartbeat_bound)
-        threading.Thread(target=watch.run, args=(stop.launcher_lost,), daemon=True).start()
+        Heartbeat(options.heartbeat, bound_s=options.heartbeat_bound).watch(stop.launcher_lost)
     code = child.wait()
     stop.sweep()
     end: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code, "seconds": round(time.time() - started, 1)}
@@ -64,11 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
         end["signal"] = -code
     if stop.reason:
         end["reason"] = stop.reason
-    end["memory"] = _counters(before, read_memory())
-    if record := _worker_error(out / "failure.json"):
-        end["error"] = record
+    end["memory"] = _counters(before, read_memory(group=group))
     if code == 0 and options.deliver and int(os.environ.get("RANK", os.environ.get("PET_NODE_RANK", "0"))) == 0:
-        _deliver(out / "model", options.deliver, end)
+        _deliver(out, options.deliver, end)
     _report(end)
     return int(end["exit_code"])
 
@@ -123,7 +118,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--parent", type=int, default=0)
     parser.add_argument("--deliver", default="")
     parser.add_argument("--heartbeat", default="")
-    parser.add_argument("--heartbeat-bound", type=float, default=heartbeat.BOUND_SECONDS)
+    parser.add_argument("--heartbeat-bound", type=float, default=1800.0)
     parser.add_argument("command", nargs="+")
     return parser.parse_args(arguments)
 
@@ -145,33 +140,22 @@ def _prctl_death_signal(number: signal.Signals) -> None:
 
 
 def _counters(before: Memory, after: Memory) -> dict[str, int]:
-    counters = {name: value for name, value in dataclasses.asdict(after).items() if value is not None}
+    names = ("cgroup", "limit", "cgroup_peak", "anon", "file", "shmem", "oom_kills")
+    counters = {name: value for name in names if (value := getattr(after, name)) is not None}
     if after.oom_kills is not None and before.oom_kills is not None:
         counters["oom_kills"] = after.oom_kills - before.oom_kills
     return counters
 
 
-def _worker_error(path: Path) -> dict[str, Any] | None:
-    try:
-        error = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(error, dict):
-        return None
-    while len(json.dumps(error)) > MAX_ERROR_BYTES and error.get("problems"):
-        error["problems"] = error["problems"][: len(error["problems"]) // 2]
-    if len(json.dumps(error)) > MAX_ERROR_BYTES:
-        error = {key: value[-1000:] if isinstance(value, str) else value for key, value in error.items()}
-    return error if len(json.dumps(error)) <= MAX_ERROR_BYTES else None
-
-
-def _deliver(model: Path, uri: str, end: dict[str, Any]) -> None:
-    """Put the model where the launcher finds it: the files first, the list of them last, as the mark of a whole."""
+def _deliver(out: Path, uri: str, end: dict[str, Any]) -> None:
+    """Put model and record where the launcher finds them."""
     from kfp_gate.errors import KfpGateError
-    from kfp_gate.launching.delivery import upload_model
+    from kfp_gate.launching.delivery import upload_folder
 
     try:
-        upload_model(model, uri)
+        if (out / "training").is_dir():
+            upload_folder(out / "training", f"{uri}/training")
+        upload_folder(out / "model", f"{uri}/model")
     except KfpGateError as error:
         end["exit_code"] = error.exit_code
         end["error"] = {

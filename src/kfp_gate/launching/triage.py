@@ -12,16 +12,15 @@ MIB = 1024 * 1024
 NEAR = 0.95
 """A peak above this share of the limit means that the limit was what stopped the container."""
 
-_field = re.compile(r"(\w+)[=: ]+([\d.]+) ?([KMGT]i?B|B)?")
-_units: dict[str, int] = {"": 1, "B": 1}
-_units |= {f"{letter}{i}B": 1024**n for n, letter in enumerate("KMGT", 1) for i in ("", "i")}
+_part = re.compile(r"(rss|loader processes|container) ([\d.]+) (MiB|GiB)")
+"""The parts of `observing.memory.memory_line` that are compared here."""
 
 
 def memory_evidence(lines: WorkerLines) -> list[str]:
     """The observations that a rank's end line and its last memory line allow, in the order of `docs/oom.md`."""
     found = []
     memory = {key: value for key, value in lines.end.get("memory", {}).items() if isinstance(value, int)}
-    limit, peak = memory.get("limit"), memory.get("peak")
+    limit, peak = memory.get("limit"), memory.get("cgroup_peak")
     if limit and peak:
         share = peak / limit
         verdict = (
@@ -30,7 +29,10 @@ def memory_evidence(lines: WorkerLines) -> list[str]:
         found.append(f"peak {_mib(peak)} of {_mib(limit)} ({share:.0%}): {verdict}")
     elif peak:
         found.append(f"peak {_mib(peak)}, no limit set on the container: the node's memory is the constraint")
-    shares = [f"{name} {_mib(memory[name])}" for name in ("anon", "shmem", "kernel", "file") if name in memory]
+    shares = [f"{name} {_mib(memory[name])}" for name in ("anon", "shmem", "file") if name in memory]
+    if {"cgroup", "anon", "file"} <= set(memory):
+        # In both versions of cgroups `file` holds the shared memory; what is left is the kernel's own.
+        shares.append(f"kernel and other {_mib(max(0, memory['cgroup'] - memory['anon'] - memory['file']))}")
     if shares:
         found.append("memory when the worker had ended: " + ", ".join(shares))
     if lines.memory:
@@ -44,16 +46,14 @@ def memory_evidence(lines: WorkerLines) -> list[str]:
 
 def copies_evidence(memory_line: str) -> list[str]:
     """Whether the processes' sizes add up to more than the container holds: pages that forked copies share."""
-    values = {name: float(number) * _units[unit] for name, number, unit in _field.findall(memory_line)}
-    total, use = values.get("rss_sum"), values.get("cgroup", values.get("cgroup_use"))
-    if not total or not use:
+    values = {name: float(number) * (1024 if unit == "GiB" else 1) for name, number, unit in _part.findall(memory_line)}
+    total, use = values.get("rss", 0.0) + values.get("loader processes", 0.0), values.get("container")
+    if not use or "loader processes" not in values:
         return []
+    sums = f"the processes' resident sizes add up to {total:.0f} MiB, the container holds {use:.0f} MiB"
     if total > 1.2 * use:
-        return [
-            f"the processes' resident sizes add up to {total / use:.1f} times the container's use: forked copies share "
-            "pages now, and each page that a copy writes to becomes memory of its own"
-        ]
-    return []
+        return [f"{sums}: forked copies share pages now, and each page that one writes to becomes memory of its own"]
+    return [f"{sums}: the processes hold memory of their own"]
 
 
 def growth_evidence(growth: Sequence[tuple[float, float]]) -> list[str]:

@@ -10,9 +10,10 @@ from typing import Any
 from kfp_gate.launching.rank import END_PREFIX
 
 PROGRESS_PREFIX = "KFP_GATE_PROGRESS "
-MEMORY_PREFIXES = ("KFP_GATE_MEMORY ", "memory ", "memory:")
-PHASE_PREFIXES = ("KFP_GATE_PHASES ", "phases ", "phases:", "phase ", "phase:")
-MACHINE_PREFIX = "KFP_GATE_"
+FAILURE_PREFIX = "KFP_GATE_FAILURE "
+MACHINE_PREFIXES = (END_PREFIX, FAILURE_PREFIX)
+"""Lines for the launcher alone; what they say reaches the user in other words."""
+
 MEMORY_KEYS = ("cgroup_use", "cgroup_bytes", "rss")
 """Where a progress record may say how many bytes are in use, best first."""
 
@@ -23,6 +24,8 @@ MAX_LINE = 4000
 
 TRACEBACK = "Traceback (most recent call last):"
 TRACEBACK_LINES = 40
+_measured = re.compile(r"\b(memory|phases) epoch \d+/\d+: ")
+_container_use = re.compile(r"memory epoch (\d+)/\d+: .*container ([\d.]+) (MiB|GiB)")
 _torch_prefix = re.compile(r"^\[(?:default|rank)\d+\]:? ?")
 
 
@@ -35,44 +38,44 @@ class WorkerLines:
     memory: str = ""
     phase: str = ""
     end: dict[str, Any] = field(default_factory=dict)
+    failure: dict[str, Any] = field(default_factory=dict)
     traceback: list[str] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
     growth: list[tuple[float, float]] = field(default_factory=list)
     _open: list[str] | None = None
 
     def feed(self, line: str) -> None:
-        line = line[:MAX_LINE]
         if line.startswith(END_PREFIX):
             self.end = _json(line.removeprefix(END_PREFIX)) or self.end
             return
         if line.startswith(PROGRESS_PREFIX):
-            self._progress(_json(line.removeprefix(PROGRESS_PREFIX)))
+            self.progress = _json(line.removeprefix(PROGRESS_PREFIX)) or self.progress
             return
+        if line.startswith(FAILURE_PREFIX):
+            self.failure = _json(line.removeprefix(FAILURE_PREFIX)) or self.failure
+            return
+        line = line[:MAX_LINE]
         if not line.strip():
             return
         self.last.append(line)
         plain = _torch_prefix.sub("", line)
-        if plain.startswith(MEMORY_PREFIXES):
-            self.memory = plain
-        elif plain.startswith(PHASE_PREFIXES):
-            self.phase = plain
+        if measured := _measured.search(plain):
+            if measured[1] == "memory":
+                self.memory = plain[measured.start() :]
+                if use := _container_use.match(self.memory):
+                    self._grow(float(use[1]), float(use[2]) * (1 << 30 if use[3] == "GiB" else 1 << 20))
+            else:
+                self.phase = plain[measured.start() :]
         if len(self.marks) < 20 and (mark := next((name for name, rule in MARKS if rule.search(plain)), None)):
             self.marks.append(mark)
         self._traceback(plain)
 
-    def _progress(self, progress: dict[str, Any] | None) -> None:
-        if not progress:
-            return
-        self.progress = progress
-        use = next(
-            (progress[key] for key in ("cgroup_use", "cgroup_bytes", "rss") if _is_number(progress.get(key))), None
-        )
-        if use is not None and _is_number(progress.get("epoch")):
-            self.growth.append((float(progress["epoch"]), float(use)))
-            if len(self.growth) > KEPT_EPOCHS:
-                # Every second point of the older half goes: the first epochs stay, the memory stays bounded.
-                half = len(self.growth) // 2
-                self.growth = self.growth[:half:2] + self.growth[half:]
+    def _grow(self, epoch: float, use: float) -> None:
+        self.growth.append((epoch, use))
+        if len(self.growth) > KEPT_EPOCHS:
+            # Every second point of the older half goes: the first epochs stay, the memory stays bounded.
+            half = len(self.growth) // 2
+            self.growth = self.growth[:half:2] + self.growth[half:]
 
     def _traceback(self, line: str) -> None:
         if line.startswith(TRACEBACK):
@@ -138,8 +141,9 @@ def progress_text(progress: dict[str, Any]) -> str:
     parts = []
     if "epoch" in progress:
         parts.append(f"epoch {progress['epoch']}" + (f" of {progress['epochs']}" if "epochs" in progress else ""))
-    for name, value in progress.items():
-        if name.startswith(("map50", "monitor")) and _is_number(value):
+    monitors = progress.get("monitors")
+    for name, value in monitors.items() if isinstance(monitors, dict) else ():
+        if _is_number(value):
             parts.append(f"{name} {value:.4g}")
     eta = progress.get("eta_s")
     if isinstance(eta, int | float) and _is_number(eta):

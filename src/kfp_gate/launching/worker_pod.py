@@ -44,13 +44,13 @@ class JobRequest:
 
     @property
     def storage(self) -> str:
-        """Where launcher and ranks of all attempts meet: heartbeat and delivered model."""
+        """Where launcher and ranks of all attempts meet: inputs and delivered models."""
         return f"{self.options.checkpoint_uri.rstrip('/')}/launch/{self.base}"
 
     @property
     def delivery(self) -> str:
-        """Where rank 0 of this attempt puts the model."""
-        return f"{self.storage}/{self.name}/model"
+        """Below this rank 0 of this attempt puts its model and its record of the training."""
+        return f"{self.storage}/{self.name}"
 
     def digest(self) -> str:
         """Identifies what is trained and how; the same for all attempts, whoever launches them."""
@@ -102,8 +102,13 @@ def command(request: JobRequest) -> list[str]:
         "python", "-m", "kfp_gate.training.worker", "--spec", "{spec}", "--out", "{out}",
     )  # fmt: skip
     wrapper = ["python", "-m", "kfp_gate.launching.rank", "--work", WORK, "--deliver", request.delivery]
-    if request.options.heartbeat_bound_seconds:
-        wrapper += ["--heartbeat", request.storage, "--heartbeat-bound", str(request.options.heartbeat_bound_seconds)]
+    if request.options.heartbeat_bound_seconds and request.options.command:
+        wrapper += [
+            "--heartbeat",
+            request.options.checkpoint_uri,
+            "--heartbeat-bound",
+            str(request.options.heartbeat_bound_seconds),
+        ]
     return [*wrapper, "--", *worker]
 
 
