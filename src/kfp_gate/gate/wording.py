@@ -58,6 +58,8 @@ def outcome(entry: Entry) -> str:
         parts.append(entry.reason)
     if entry.state == "missed" and entry.margin is not None:
         parts.append(f"missed by {number(-entry.margin)}")
+    if entry.state in ("met", "missed") and entry.interval and entry.interval[0] < entry.bound < entry.interval[1]:
+        parts.append("may be chance: the interval includes the bound")
     if entry.needed:
         parts.append(f"about {entry.needed:,} more instances would settle it")
     return "; ".join(parts)
