@@ -13,10 +13,16 @@ Inside a class or slice a slash is written `\/` and a backslash `\\`, so that no
 
 MLflow allows letters, digits and `_ - . space : /` only, refuses path-like oddities (`.`, `..`, `//`, a
 slash at an end), and one bad name refuses the whole batch. `to_mlflow` writes every other character as
-`:hex:` (a colon itself as `:3a:`), which `from_mlflow` undoes: an injective pair.
+`:hex:` (a colon itself as `:3a:`), which `from_mlflow` undoes: an injective pair. Colons come in pairs, so
+that a key is read from left to right in one way only:
+
+    `::`              a whole segment: an empty one
+    `:28:`            the character U+0028
+    `:_<16 hex>:`     in a shortened key, what was cut
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -45,8 +51,8 @@ SIZE_BANDS = ("small", "medium", "large")
 LOWER_IS_BETTER = frozenset({"abnormal_box_rate", "undetected_image_rate", "false_alarm_rate", "calibration_error"})
 
 MLFLOW_NAME_LIMIT = 250
-_PLAIN = re.compile(r"[\w\-. /]")
-_ESCAPE = re.compile(r":([0-9a-f]+):")
+_WORD = re.compile(r"\w")
+_TOKEN = re.compile(r":(?P<code>[0-9a-f]{1,6}):|:(?P<cut>_[0-9a-f]{16}):|(?P<plain>[^:])", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -89,18 +95,19 @@ def parse(name: str, *, classes: Iterable[str] | None = None, where: str = "metr
     Raises:
         InvalidInput: the name is not canonical; the message shows close matches and never guesses.
     """
+    known = None if classes is None else tuple(classes)
     parts = _split(name)
     metric, scope = parts[-1], parts[:-1]
     found: dict[str, str] = {}
     for i, keyword in enumerate(scope[::2]):
         if keyword not in ("slice", "class", "size") or keyword in found or 2 * i + 1 >= len(scope):
-            raise _unknown(name, where, known_names(classes))
+            raise _unknown(name, where, known)
         found[keyword] = scope[2 * i + 1]
     parsed = MetricName(metric, found.get("class"), found.get("size"), found.get("slice"))
     if metric not in METRICS or str(parsed) != name or parsed.size not in (None, *SIZE_BANDS):
-        raise _unknown(name, where, known_names(classes))
-    if parsed.class_name is not None and classes is not None and parsed.class_name not in set(classes):
-        raise _unknown(name, where, known_names(classes))
+        raise _unknown(name, where, known)
+    if parsed.class_name is not None and known is not None and parsed.class_name not in known:
+        raise _unknown(name, where, known)
     return parsed
 
 
@@ -112,36 +119,91 @@ def known_names(classes: Iterable[str] | None = None) -> list[str]:
 def to_mlflow(name: str) -> str:
     """The MLflow key of a canonical name: exact and injective, at most 250 characters.
 
-    A longer key is cut and ends in `:~<digest>`; such a key cannot be decoded without `shortened` of
-    `from_mlflow`, so the caller stores the raw name beside it.
+    A longer key is cut in the middle, at a whole character, and a digest of the name stands for what was cut. Such a
+    key cannot be decoded without `shortened` of `from_mlflow`, so the caller stores the raw name beside it.
 
     >>> to_mlflow("class/car (parked)/map50")
     'class/car :28:parked:29:/map50'
     """
-    segments = name.split("/")
-    # An empty or dots-only segment would not survive MLflow's path normalisation.
-    encoded = "/".join(
-        "::" if s == "" else "".join(f":{ord(c):x}:" for c in s) if set(s) == {"."} else _encode(s) for s in segments
-    )
-    if len(encoded) <= MLFLOW_NAME_LIMIT:
-        return encoded
-    return f"{encoded[: MLFLOW_NAME_LIMIT - 18]}:~{sha256(name.encode()).hexdigest()[:16]}"
+    key = "/".join(_encode_segment(segment) for segment in name.split("/"))
+    if len(key) <= MLFLOW_NAME_LIMIT:
+        return key
+    # The last segment is kept where it can be: it says which metric it is.
+    digest = f":_{sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}:"
+    last = "/" + key.rpartition("/")[2]
+    end = digest + (last if len(last) <= 60 else "")
+    room, start = MLFLOW_NAME_LIMIT - len(end), ""
+    for character in name:
+        piece = character if character == "/" else _encode(character)
+        if len(start) + len(piece) > room or ((not start or start.endswith("/")) and character in "/."):
+            # Also cut before a segment that only the whole name's encoding can write.
+            break
+        start += piece
+    return start + end
 
 
 def from_mlflow(key: str, shortened: Mapping[str, str] | None = None) -> str:
-    """The canonical name of an MLflow key made by `to_mlflow`; `shortened` maps cut keys to raw names."""
-    if ":~" in key:
+    """The canonical name of an MLflow key made by `to_mlflow`; `shortened` maps cut keys to raw names.
+
+    Raises:
+        InvalidInput: a cut key that `shortened` does not hold, or a key that `to_mlflow` does not make.
+    """
+    tokens = [_tokens(segment, key) for segment in key.split("/")]
+    if any(token["cut"] for segment in tokens for token in segment):
         if shortened and key in shortened:
             return shortened[key]
         raise InvalidInput(
             f"metric key {key!r} was shortened", expected="its raw name in the run's name map", where="from_mlflow",
             next_step="read the name map artifact of the run and pass it as `shortened`",
         )  # fmt: skip
-    return "/".join("" if s == "::" else _ESCAPE.sub(lambda m: chr(int(m.group(1), 16)), s) for s in key.split("/"))
+    name = "/".join(
+        "".join(chr(int(t["code"], 16)) if t["code"] else t["plain"] for t in segment) for segment in tokens
+    )
+    if to_mlflow(name) != key:
+        raise _foreign(key)
+    return name
 
 
-def _encode(segment: str) -> str:
-    return "".join(c if _PLAIN.fullmatch(c) else f":{ord(c):x}:" for c in segment)
+def _encode_segment(segment: str) -> str:
+    if segment == "":
+        return "::"
+    # A segment of dots only would not survive MLflow's path normalisation.
+    return "".join(f":{ord(c):x}:" for c in segment) if set(segment) == {"."} else _encode(segment)
+
+
+def _tokens(segment: str, key: str) -> list[re.Match[str]]:
+    """A segment's tokens from left to right; none for the empty segment `::`."""
+    found: list[re.Match[str]] = []
+    position = len(segment) if segment == "::" else 0
+    while position < len(segment):
+        token = _TOKEN.match(segment, position)
+        if token is None or (token["code"] and int(token["code"], 16) > 0x10FFFF):
+            raise _foreign(key)
+        found.append(token)
+        position = token.end()
+    return found
+
+
+def _encode(text: str) -> str:
+    return "".join(c if _is_plain(c) else f":{ord(c):x}:" for c in text)
+
+
+def _is_plain(character: str) -> bool:
+    """Whether every MLflow server takes the character as it is.
+
+    A server asks its own Python's `\\w`, and a Python older than this one knows fewer letters. So a letter
+    counts that Unicode 3.2 of 2002 knew already; combining marks are no word characters and never count.
+    """
+    if character.isascii():
+        return character.isalnum() or character in "_-. "
+    return bool(_WORD.fullmatch(character)) and unicodedata.ucd_3_2_0.category(character) != "Cn"
+
+
+def _foreign(key: str) -> InvalidInput:
+    return InvalidInput(
+        f"metric key {key!r}", expected="a key as kfp-gate writes it", where="from_mlflow",
+        next_step="read it as it is: it was logged by something else",
+    )  # fmt: skip
 
 
 def _escape(text: str) -> str:
@@ -161,11 +223,48 @@ def _split(name: str) -> list[str]:
     return [*parts, current]
 
 
-def _unknown(name: str, where: str, known: list[str]) -> InvalidInput:
-    close = get_close_matches(name, known, n=3, cutoff=0.5)
+def _unknown(name: str, where: str, classes: tuple[str, ...] | None) -> InvalidInput:
+    close = suggestions(name, classes)
     return InvalidInput(
         f"unknown metric {name!r}",
         expected=f"one of {', '.join(METRICS)}; per class as class/<name>/<metric>",
         where=where,
         next_step=f"did you mean {' or '.join(map(repr, close))}?" if close else "choose a name from the list",
     )
+
+
+def suggestions(name: str, classes: Iterable[str] | None = None, count: int = 3) -> list[str]:
+    """Canonical names that somebody who wrote `name` may have meant, the closest first; for a message, never a guess.
+
+    The scope of the name is kept: `class/cone/mAP50` suggests `class/cone/map50`, whether or not the classes are known.
+
+    >>> suggestions("metrics/mAP50(B)")
+    ['map50', 'map50_95', 'map75']
+    """
+    known = None if classes is None else tuple(classes)
+    parts = _split(name)
+    scope = dict(zip(parts[:-1:2], parts[1:-1:2], strict=False))
+    metrics = _close_metrics(parts[-1], count)
+    class_name = scope.get("class")
+    names = [class_name]
+    if class_name is not None and known is not None and class_name not in known:
+        folded = {c.casefold(): c for c in known}
+        names = [folded[c] for c in get_close_matches(class_name.casefold(), folded, n=count, cutoff=0.6)]
+    size = scope.get("size")
+    if size is not None and size not in SIZE_BANDS:
+        size = next(iter(get_close_matches(size.casefold(), SIZE_BANDS, n=1, cutoff=0.5)), None)
+    found = [
+        str(MetricName(metric, class_name=one, size=size, slice=scope.get("slice")))
+        for one in names
+        for metric in metrics
+    ]
+    return found[:count]
+
+
+def _close_metrics(text: str, count: int) -> list[str]:
+    """Metrics close to a name in another spelling: other case, dashes, a prefix or suffix of Ultralytics."""
+    plain = re.sub(r"\(\w*\)$", "", text.strip()).casefold().replace("-", "_").replace(" ", "_")
+    plain = plain.replace("0.5:0.95", "50_95").replace("@", "").replace(":", "_").replace("ap_50", "ap50")
+    if plain in METRICS:
+        return [plain, *(m for m in get_close_matches(plain, METRICS, n=count, cutoff=0.5) if m != plain)]
+    return get_close_matches(plain, METRICS, n=count, cutoff=0.5)

@@ -14,14 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kfp_gate.errors import InvalidInput, KfpGateError, Unavailable
 from kfp_gate.evaluation.model_folder import read_card
+from kfp_gate.metric_names import from_mlflow, per_class
 from kfp_gate.preflight.request import PreflightRequest
 from kfp_gate.preflight.tracking_checks import check_tracking
 from kfp_gate.registry import step_tags
 from kfp_gate.registry.fetch import fetch_model
-from kfp_gate.registry.gate_run import log_gate
+from kfp_gate.registry.gate_run import NAME_MAP, log_gate, log_values
 from kfp_gate.registry.outcome import record_outcome
 from kfp_gate.registry.register import Registration, register_model
 from kfp_gate.registry.tracking import connect
@@ -412,3 +415,19 @@ def test_no_secret_reaches_logs_artifacts_tags_or_errors(
     marks = ["4f1c", "9d2e", "77aa", "55cc"]
     assert any(b"kfp_gate.outcome" in data for data in stored)  # the scan reaches the database
     assert not [mark for mark in marks for data in found if f"-{mark}".encode() in data]
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(st.text(max_size=40) | st.text(alphabet=":/.(원a", min_size=200), min_size=60, max_size=60, unique=True)
+)
+def test_every_value_is_kept_under_its_name(server: Server, names: list[str]) -> None:
+    tracking = connect(server.uri)
+    run = tracking.client.create_run(tracking.experiment_id).info.run_id
+    values = {per_class(name, "map50"): i / 7 for i, name in enumerate(names)}
+    log_values(tracking, run, {**values, "map75": float("nan"), "f1": float("inf")})
+    back = tracking.client.get_run(run).data
+    path = Path(tracking.client.download_artifacts(run, NAME_MAP))
+    shortened = json.loads(path.read_text(encoding="utf-8"))
+    assert {from_mlflow(key, shortened): value for key, value in back.metrics.items()} == values
+    assert json.loads(back.tags["kfp_gate.not_computed"]) == {"map75": "not finite (nan)", "f1": "not finite (inf)"}

@@ -7,6 +7,7 @@ stores infinity as 1.8e308, a number that passes every bound on the way back.
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Mapping
 from hashlib import sha256
@@ -14,8 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from kfp_gate.errors import KfpGateError
 from kfp_gate.gate.verdict import read_verdict
 from kfp_gate.metric_names import MLFLOW_NAME_LIMIT, to_mlflow
+from kfp_gate.registry.addresses import URI_VARIABLE
 from kfp_gate.registry.pipeline_run import GATE, child_run
 from kfp_gate.registry.tracking import PATIENCE, Tracking, connect
 
@@ -70,6 +73,21 @@ def log_gate(
     return run
 
 
+def keep_gate(
+    verdict_path: Path, values: Mapping[str, Any], *, run_id: str, tracking_uri: str, experiment: str, report: Path
+) -> None:
+    """`log_gate` where a server is named, and a warning where it cannot be written to.
+
+    A judged model is judged, whoever keeps the record: the verdict lies in the step's artifacts.
+    """
+    if not (tracking_uri or os.environ.get(URI_VARIABLE)):
+        return
+    try:
+        log_gate(verdict_path, values, run_id=run_id, tracking_uri=tracking_uri, experiment=experiment, report=report)
+    except KfpGateError as error:
+        log.warning("the verdict was not written to MLflow: %s", error.found)
+
+
 def log_values(tracking: Tracking, run: str, values: Mapping[str, Any], step: int = 0) -> None:
     """Log metrics under their MLflow names; the rest as one tag, and names that had to be changed as an artifact."""
     from mlflow.entities import Metric
@@ -80,7 +98,7 @@ def log_values(tracking: Tracking, run: str, values: Mapping[str, Any], step: in
     for start in range(0, len(metrics), BATCH):
         tracking.call("logging metrics", tracking.client.log_batch, run, metrics[start : start + BATCH])
     if missing:
-        text = json.dumps(missing, ensure_ascii=False)
+        text = json.dumps(missing)
         tracking.call(
             "tagging what was not computed", tracking.client.set_tag, run, "kfp_gate.not_computed", text[:5000]
         )
@@ -88,7 +106,7 @@ def log_values(tracking: Tracking, run: str, values: Mapping[str, Any], step: in
     if renamed:
         with TemporaryDirectory(prefix="kfp-gate-") as folder:
             path = Path(folder, NAME_MAP)
-            path.write_text(json.dumps(renamed, ensure_ascii=False, indent=1), encoding="utf-8")
+            path.write_text(json.dumps(renamed, indent=1), encoding="utf-8")
             tracking.call("uploading the name map", tracking.client.log_artifact, run, str(path))
         if any(len(name) > MLFLOW_NAME_LIMIT for name in renamed.values()):
             log.info("names above %d characters were shortened; %s has the full ones", MLFLOW_NAME_LIMIT, NAME_MAP)
