@@ -20,7 +20,8 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 STATUS = "Name:\tpython (x)\nVmHWM:\t 2048 kB\nVmRSS:\t 1024 kB\n"
 V2 = {
     "proc/self/cgroup": "0::/kubepods/pod1/c1\n", "proc/self/status": STATUS,
-    "sys/fs/cgroup/kubepods/pod1/c1/memory.current": f"{4 * GIB}\n", "sys/fs/cgroup/kubepods/pod1/c1/memory.max": "max\n",
+    "sys/fs/cgroup/kubepods/pod1/c1/memory.current": f"{4 * GIB}\n",
+    "sys/fs/cgroup/kubepods/pod1/c1/memory.max": "max\n",
     "sys/fs/cgroup/kubepods/pod1/memory.max": f"{16 * GIB}\n", "sys/fs/cgroup/kubepods/memory.max": f"{64 * GIB}\n",
     "sys/fs/cgroup/kubepods/pod1/c1/memory.peak": f"{5 * GIB}\n",
     "sys/fs/cgroup/kubepods/pod1/c1/memory.stat": "anon 100\nfile 200\nshmem 50\n",

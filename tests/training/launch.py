@@ -60,7 +60,8 @@ def free_port() -> int:
 
 
 def start(
-    home: Path, data: Path, plan: Sequence[Mapping[str, Any]], *, ranks: int, environment: Mapping[str, str] | None = None
+    home: Path, data: Path, plan: Sequence[Mapping[str, Any]], *, ranks: int,
+    environment: Mapping[str, str] | None = None,
 ) -> Running:  # fmt: skip
     """Start a plan of `drive.py` on some ranks.
 

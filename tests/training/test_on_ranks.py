@@ -1,4 +1,4 @@
-"""Trainings on 1, 2 and 3 ranks, each in a mount namespace of its own: the same numbers, the same ends, no hidden share.
+"""Trainings on 1, 2 and 3 ranks, each in a mount namespace of its own: equal numbers, common ends, no hidden share.
 
 Few starts, many assertions: a start of torch costs more than a training here.
 """
@@ -41,8 +41,8 @@ class Place:
 
     def spec(self, name: str, **changes: Any) -> dict[str, str]:
         values: dict[str, Any] = {
-            "train_manifest": str(self.scene.train), "val_manifest": str(self.scene.val), "base_model": SCALED, "epochs": 4,
-            "image_size": 64, "batch": 4, "overrides": HARD, "sanity_batches": 0,
+            "train_manifest": str(self.scene.train), "val_manifest": str(self.scene.val), "base_model": SCALED,
+            "epochs": 4, "image_size": 64, "batch": 4, "overrides": HARD, "sanity_batches": 0,
             "checkpoint_uri": str(self.home / "storage" / name), **changes,
         }  # fmt: skip
         path = self.home / f"{name}.json"
@@ -53,8 +53,8 @@ class Place:
     def equality(self) -> list[dict[str, str]]:
         """One epoch from trained weights for each validation batch."""
         return [
-            self.spec(f"batch{b}", base_model=self.weights, epochs=1, validation_batch=b, overrides={**EASY, "lr0": 1e-4},
-                      checkpoint_uri="", monitors=("map50_95", f"class/{CLASSES[1]}/map50"))
+            self.spec(f"batch{b}", base_model=self.weights, epochs=1, validation_batch=b, checkpoint_uri="",
+                      overrides={**EASY, "lr0": 1e-4}, monitors=("map50_95", f"class/{CLASSES[1]}/map50"))
             for b in BATCHES
         ]  # fmt: skip
 
@@ -149,7 +149,7 @@ def test_a_full_disk_costs_one_checkpoint_and_is_said(one: tuple[Place, Rank]) -
 
 @pytest.fixture(scope="module")
 def resumed(one: tuple[Place, Rank]) -> tuple[Place, Rank]:
-    """A new process: the cut run again, then a run that continues it with more epochs, then the finished run once more."""
+    """A new process: the cut run, a run that continues it with more epochs, and the finished run once more."""
     place, _ = one
     plan = [
         place.spec("cut"),

@@ -15,7 +15,9 @@ specs = st.builds(
     TrainingSpec,
     train_manifest=st.text(min_size=1), val_manifest=st.text(min_size=1), epochs=st.integers(1, 10**6),
     image_size=st.integers(1, 64).map(lambda i: 32 * i), batch=st.integers(1, 4096), seed=st.integers(0, 2**31),
-    monitors=st.lists(st.sampled_from(["map50", "map50_95", "class/원뿔/recall", "false_alarm_rate"]), min_size=1, unique=True).map(tuple),
+    monitors=st.lists(
+        st.sampled_from(["map50", "map50_95", "class/원뿔/recall", "false_alarm_rate"]), min_size=1, unique=True
+    ).map(tuple),
     min_delta=st.floats(0, 1), confidence=st.floats(0, 1),
     overrides=st.dictionaries(st.sampled_from(["lr0", "optimizer", "mosaic"]), st.one_of(st.floats(0, 1), st.text())),
 )  # fmt: skip
@@ -28,14 +30,16 @@ def test_a_spec_survives_the_way_to_a_rank(spec: TrainingSpec) -> None:
 
 def test_all_problems_are_told_at_once() -> None:
     bad = {
-        **GOOD, "epochs": 0, "image_size": 100, "batch": True, "min_delta": float("nan"), "monitors": ["mAP50", "recall", "recall"],
+        **GOOD, "epochs": 0, "image_size": 100, "batch": True, "min_delta": float("nan"),
+        "monitors": ["mAP50", "recall", "recall"],
         "stop_on": "map75", "overrides": {"val": False, "epochs": 3, "rect": True}, "device": "tpu",
     }  # fmt: skip
     with pytest.raises(InvalidInput) as caught:
         TrainingSpec.from_json(json.dumps(bad))
     text = str(caught.value)
     for part in (
-        "epochs: 0", "image_size: 100", "batch: True", "min_delta: nan", "unknown metric 'mAP50'", "a name twice", "stop_on: 'map75'",
+        "epochs: 0", "image_size: 100", "batch: True", "min_delta: nan", "unknown metric 'mAP50'", "a name twice",
+        "stop_on: 'map75'",
         "validation would never run", "overrides.epochs: is set by epochs", "overrides.rect: refused", "device: 'tpu'",
     ):  # fmt: skip
         assert part in text

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kfp_gate.errors import InvalidInput, KfpGateError, Unavailable
+from kfp_gate.errors import InvalidInput, KfpGateError, Unavailable, hide_secrets
 from kfp_gate.training.group import PeerFailed
 
 LAST_LINES = 100
@@ -120,11 +120,11 @@ def message_of(error: BaseException) -> str:
 
 
 def redact(text: str) -> str:
-    """The text without what looks like a credential.
+    """The text without what looks like a credential, nor any secret of the environment.
 
     >>> redact("password=abc, url https://u:p@host/x")
     'password=***, url https://***@host/x'
     """
     for pattern in _SECRETS:
         text = pattern.sub(r"\1***", text)
-    return text
+    return hide_secrets(text)

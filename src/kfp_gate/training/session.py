@@ -39,7 +39,7 @@ from kfp_gate.training.progress import FAILURE, say
 from kfp_gate.training.ranks import Ranks
 from kfp_gate.training.record import Record, versions
 from kfp_gate.training.spec import TrainingSpec
-from kfp_gate.training.tracking import Tracker
+from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker
 from kfp_gate.training.validation import Validation
 
 log = logging.getLogger(__name__)
@@ -245,17 +245,13 @@ class Session:
             self.checkpoints.adopt(self._resumed_step)
         self.checkpoints.bring(self._brought)
         earlier = resume["extra"]["run_id"] if resume is not None and self._resumed_step is not None else ""
-        tags = {
-            "kfp_gate.step": "launch_training",
-            "kfp_gate.run_id": self.run_id,
-            "kfp_gate.ranks": self.ranks.world_size,
-        }
+        tags = {PIPELINE_RUN_TAG: self.run_id, ROLE_TAG: "training", "kfp_gate.ranks": str(self.ranks.world_size)}
         if record.resumed:
             tags["kfp_gate.resumed_from"] = str(record.resumed.get("uri", ""))
         self.tracker = Tracker(
             uri=spec.tracking_uri, experiment=spec.experiment, spool=self.private / "tracking-spool.jsonl",
             run_id=spec.mlflow_run_id or earlier, name="training", params=_flat(spec.settings()),
-            tags={k: str(v) for k, v in tags.items() if v},
+            tags={k: v for k, v in tags.items() if v},
         )  # fmt: skip
         if spec.heartbeat_bound_s:
             Heartbeat(self.checkpoint_uri, bound_s=spec.heartbeat_bound_s).watch(self._heartbeat_stale)

@@ -28,6 +28,9 @@ BATCH = 500
 BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 TAG_LIMIT = 5000
 
+PIPELINE_RUN_TAG, ROLE_TAG, PARENT_TAG = "kfp_gate.pipeline_run", "kfp_gate.role", "mlflow.parentRunId"
+"""The tags by which the steps of a pipeline run find each other's MLflow runs; the same as the registration's."""
+
 
 @dataclass
 class Delivery:
@@ -84,6 +87,8 @@ class Tracker:
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
             os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
+            os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+            os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
             self._thread = threading.Thread(target=self._deliver, name="kfp-gate-tracking", daemon=True)
             self._thread.start()
 
@@ -207,9 +212,7 @@ class Tracker:
             except MlflowException:
                 # Another pipeline made it in between.
                 experiment = self._client.get_experiment_by_name(self.experiment).experiment_id
-            tags = {"mlflow.runName": self.name, **self._tags}
-            if os.environ.get("MLFLOW_RUN_ID"):
-                tags.setdefault("mlflow.parentRunId", os.environ["MLFLOW_RUN_ID"])
+            tags = {"mlflow.runName": self.name, **self._tags, **self._parent(experiment)}
             self.run_id = self._client.create_run(experiment, tags=tags).info.run_id
         else:
             self._client.update_run(self.run_id, status="RUNNING")
@@ -217,6 +220,19 @@ class Tracker:
                 self._client.set_tag(self.run_id, key, value)
         self._opened = True
         self._send(("params", self._params))
+
+    def _parent(self, experiment: str) -> dict[str, str]:
+        """The run of the whole pipeline: the one KFP opened, or the one an earlier step left under the same tag."""
+        if injected := os.environ.get("MLFLOW_RUN_ID"):
+            return {PARENT_TAG: injected}
+        pipeline = self._tags.get(PIPELINE_RUN_TAG, "")
+        if not pipeline or "'" in pipeline:
+            return {}
+        found = self._client.search_runs(
+            [experiment], f"tags.`{PIPELINE_RUN_TAG}` = '{pipeline}' and tags.`{ROLE_TAG}` = 'pipeline'", max_results=50
+        )
+        first = min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
+        return {PARENT_TAG: first.info.run_id} if first is not None else {}
 
     def _send(self, item: tuple[str, Any]) -> None:
         from mlflow.entities import Metric, Param, RunTag
