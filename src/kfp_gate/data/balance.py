@@ -12,6 +12,10 @@ from kfp_gate.data.assignment import TEST, TRAIN, VAL, Shares
 PASSES = 8
 """Rounds of improvement after the first placement; each looks at every free group once."""
 
+ABSENT = (0.25, 0.2, 0.25)
+"""What it costs, per split, if a class is not in it: unlearned, unselected or unjudged. More than what one more group
+elsewhere could save in distance."""
+
 IMAGES = 0
 """Label 0 stands for the images themselves; class k is label k + 1."""
 
@@ -54,7 +58,9 @@ def balanced(labels: GroupLabels, positions: Floats, shares: Shares, pinned: Int
     """Split of each group so that each label's shares come as near to those asked for as a greedy choice can.
 
     What is minimised is the sum over labels and splits of the squared distance between the share given and the share
-    asked for (the aim of iterative stratification, Sechidis et al. 2011, here for groups and instance counts). Groups
+    asked for (the aim of iterative stratification, Sechidis et al. 2011, here for groups and instance counts), and
+    `ABSENT` for each split without a label: a class of three groups gets one in each, though shares of 70/15/15 are
+    nearer to none in one. Groups
     with the rarest label choose first, large ones before small ones, ties by hash. Then single groups move as long as
     that helps and some label is off by more than the tolerance. No split stays empty if there are groups enough.
 
@@ -68,9 +74,12 @@ def balanced(labels: GroupLabels, positions: Floats, shares: Shares, pinned: Int
     owner = np.repeat(np.arange(len(pinned)), np.diff(labels.starts))
     fixed = pinned[owner] != NO_SPLIT
     np.add.at(held, (pinned[owner[fixed]], labels.label[fixed]), labels.amount[fixed] / totals[labels.label[fixed]])
+    count = np.zeros((3, len(totals)), np.int64)
+    np.add.at(count, (pinned[owner[fixed]], labels.label[fixed]), 1)
     state = _State(
         rows=_rows(labels, totals),
         gap=(held - np.array(shares)[:, None]).tolist(),
+        groups=count.tolist(),
         result=pinned.tolist(),
         members=np.bincount(pinned[pinned != NO_SPLIT], minlength=3).tolist(),
     )
@@ -104,6 +113,7 @@ class _State:
 
     rows: list[list[tuple[int, float]]]
     gap: list[list[float]]
+    groups: list[list[int]]
     result: list[int]
     members: list[int]
 
@@ -128,14 +138,17 @@ class _State:
         return max(abs(v) for row in self.gap for v in row)
 
     def _cost(self, group: int, split: int) -> float:
-        """By how much the sum of squares grows: (gap + part)^2 - gap^2."""
-        gap = self.gap[split]
-        return sum(part * (2 * gap[label] + part) for label, part in self.rows[group])
+        """By how much the sum grows: (gap + part)^2 - gap^2, less what it cost that the label was absent."""
+        gap, groups, absent = self.gap[split], self.groups[split], ABSENT[split]
+        return sum(
+            part * (2 * gap[label] + part) - (0.0 if groups[label] else absent) for label, part in self.rows[group]
+        )
 
     def _add(self, group: int, split: int, sign: int) -> None:
-        gap = self.gap[split]
+        gap, groups = self.gap[split], self.groups[split]
         for label, part in self.rows[group]:
             gap[label] += sign * part
+            groups[label] += sign
         self.members[split] += sign
         self.result[group] = split
 

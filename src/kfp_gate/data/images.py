@@ -23,9 +23,6 @@ from kfp_gate.storage import Store
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 """Image files by name; case does not matter."""
 
-MAX_PIXELS = 1 << 30
-"""A larger image is refused as unreadable: it would not fit a trainer's memory either."""
-
 _SIDE, _KEPT = 32, 8
 _ROTATED = (5, 6, 7, 8)
 _EXIF_ORIENTATION, _EXIF_IFD, _EXIF_TIME, _EXIF_SUBSECOND = 0x0112, 0x8769, 0x9003, 0x9291
@@ -81,7 +78,9 @@ def inspect_images(
         threads = 16 if store.uri.startswith("s3://") else 2 * len(os.sched_getaffinity(0))
     meter = Meter("reading images", len(images), reporter)
     seen: list[_Seen] = []
-    with ThreadPoolExecutor(threads) as pool:
+    # Warnings on size and metadata: what matters is whether it decodes. Set here, not per image: filters are global.
+    with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
+        warnings.simplefilter("ignore")
         for facts in _in_order(pool, store, images, 2 * threads):
             seen.append(facts)
             meter.add()
@@ -160,16 +159,12 @@ def look_at(data: bytes) -> _Seen:
     if not data:
         return _Seen(sha256=digest, error="the file is empty")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # size and metadata warnings: what matters is whether it decodes
-            with Image.open(io.BytesIO(data)) as opened:
-                width, height = opened.size
-                if width * height > MAX_PIXELS:
-                    return _Seen(sha256=digest, bytes=len(data), error=f"{width} x {height} pixels are too many")
-                exif = opened.getexif()
-                # JPEG can be decoded at a fraction of its size: 3x less work, and still every byte is read.
-                opened.draft("L", (4 * _SIDE, 4 * _SIDE))
-                grey = _small_grey(opened)
+        with Image.open(io.BytesIO(data)) as opened:
+            width, height = opened.size
+            exif = opened.getexif()
+            # JPEG can be decoded at a fraction of its size: 3x less work, and still every byte is read.
+            opened.draft("L", (4 * _SIDE, 4 * _SIDE))
+            grey = _small_grey(opened)
     except Exception as error:  # a broken file makes a decoder raise anything; all mean the same here
         text = str(error).replace("\n", " ")
         if isinstance(error, UnidentifiedImageError):

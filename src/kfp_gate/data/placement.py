@@ -136,7 +136,7 @@ def _balance_notes(
     beyond = sorted((k for k in range(len(off)) if off[k] > tolerance), key=lambda k: -off[k])
     if not beyond:
         return [f"every class and the images are within {tolerance:.1%} of the asked shares"]
-    rarity = np.bincount(labels.label, minlength=len(off))
+    rarity = np.bincount(labels.label, minlength=len(off)).tolist()
     shown = ", ".join(
         f"{'the images' if k == 0 else repr(classes[k - 1])} {off[k]:.1%} ({rarity[k]} group{'s' * (rarity[k] != 1)})"
         for k in beyond[:5]

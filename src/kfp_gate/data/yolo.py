@@ -284,13 +284,17 @@ def _list_file(store: Readable, listing: dict[str, int], file: str) -> list[str]
 
 
 def _shared_labels(images: Sequence[str], label_files: Sequence[str]) -> list[Defect]:
-    owner: dict[str, str] = {}
-    defects = []
+    owners: dict[str, list[str]] = {}
     for image, label in zip(images, label_files, strict=True):
-        if label and owner.setdefault(label, image) != image:
-            found = f"belongs to {owner[label]!r} and to {image!r}"
-            defects.append(Defect("ambiguous label", label, 0, found, image))
-    return defects
+        if label:
+            owners.setdefault(label, []).append(image)
+    # Nobody knows whose it is, so none of them keeps it.
+    return [
+        Defect("ambiguous label", label, 0, f"belongs to {' and to '.join(map(repr, sharing))}", image)
+        for label, sharing in owners.items()
+        if len(sharing) > 1
+        for image in sharing
+    ]
 
 
 def _orphans(listing: dict[str, int], used: set[str], images: Sequence[str], *, pooled: bool) -> list[Defect]:
