@@ -31,10 +31,16 @@ class Launcher:
         self.folder = folder
         self.said: list[str] = []
         settings: dict[str, Any] = {
-            "backend": backend, "nodes": 2, "worker_image": "registry.example/worker:1", "namespace": "ns1",
-            "run_id": "run-1", "claims": {"data": "/data"}, "checkpoint_uri": str(folder / "checkpoints"),
-            "say": self.said.append, "pending_seconds": 2,
-        }  # fmt: skip
+            "backend": backend,
+            "nodes": 2,
+            "worker_image": "registry.example/worker:1",
+            "namespace": "ns1",
+            "run_id": "run-1",
+            "claims": {"data": "/data"},
+            "checkpoint_uri": str(folder / "checkpoints"),
+            "say": self.said.append,
+            "pending_seconds": 2,
+        }
         self.options = LaunchOptions(**(settings | options))
         self.out = folder / "model"
         if backend == "trainjob" and not cluster.store.all(RUNTIME, "ns1"):

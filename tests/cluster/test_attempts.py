@@ -55,9 +55,15 @@ def test_every_release_gets_the_field_it_knows(tmp_path, crd, may_read_crds):
         if not may_read_crds:
             cluster.denied.append(("*", "apiextensions.k8s.io", "*"))
         launcher = Launcher(
-            cluster, tmp_path, queue="gpu", node_selector={"pool": "a"}, tolerations=({"key": "gpu", "operator": "Exists"},),
-            service_account="trainer", deadline_seconds=3600, gpus_per_node=1,
-        )  # fmt: skip
+            cluster,
+            tmp_path,
+            queue="gpu",
+            node_selector={"pool": "a"},
+            tolerations=({"key": "gpu", "operator": "Exists"},),
+            service_account="trainer",
+            deadline_seconds=3600,
+            gpus_per_node=1,
+        )
         assert launcher.run(well(tmp_path)).state == "succeeded"
         (job,) = jobs(cluster)
         field = {"trainjobs-v2.0.1.yaml": "podSpecOverrides", "trainjobs-v2.1.0.yaml": "podTemplateOverrides"}.get(
@@ -74,11 +80,9 @@ def test_no_trainer_says_so(tmp_path):
     from double import Cluster
 
     with Cluster(tmp_path, trainjob_crd="").running() as cluster:
+        launcher = Launcher(cluster, tmp_path, "pytorchjob")
         with pytest.raises(InvalidInput, match="no usable Kubeflow Trainer"):
-            run = Launcher.__new__(Launcher)
-            run.__init__(cluster, tmp_path, "pytorchjob")
-            run.options = run.options.__class__(**(vars(run.options) | {"backend": "trainjob"}))
-            run.run()
+            launcher.run(backend="trainjob")
 
 
 def test_another_specification_under_the_same_name_is_refused(cluster, tmp_path):
@@ -209,16 +213,37 @@ def test_failed_jobs_go_if_asked(cluster, tmp_path):
 
 def test_the_owner_is_the_workflow_and_never_the_pod(cluster, tmp_path, monkeypatch):
     workflow = cluster.store.put(
-        WORKFLOWS, {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "wf", "namespace": "default"},
-                    "spec": {}},
-    )  # fmt: skip
-    reference = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "wf", "uid": workflow["metadata"]["uid"],
-                 "controller": True, "blockOwnerDeletion": True}  # fmt: skip
+        WORKFLOWS,
+        {
+            "apiVersion": "argoproj.io/v1alpha1",
+            "kind": "Workflow",
+            "metadata": {"name": "wf", "namespace": "default"},
+            "spec": {},
+        },
+    )
+    reference = {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "name": "wf",
+        "uid": workflow["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
     cluster.store.put(
-        PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "step", "namespace": "default",
-               "labels": {"pipeline/runid": "run-77"}, "ownerReferences": [reference]},
-               "spec": {"containers": [{"name": "main"}]}, "status": {"phase": "Running"}},
-    )  # fmt: skip
+        PODS,
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": "step",
+                "namespace": "default",
+                "labels": {"pipeline/runid": "run-77"},
+                "ownerReferences": [reference],
+            },
+            "spec": {"containers": [{"name": "main"}]},
+            "status": {"phase": "Running"},
+        },
+    )
     monkeypatch.setenv("KFP_POD_NAME", "step")
     monkeypatch.delenv("KFP_GATE_RUN_ID", raising=False)
     launcher = Launcher(cluster, tmp_path, namespace="", run_id="")

@@ -1,6 +1,7 @@
 """The fault table: each way in which a training can go wrong on a cluster, and the text that the user sees.
 
-The texts are pinned in `snapshots/faults.txt`. To renew them on purpose: `KFP_GATE_RENEW=1 pytest tests/cluster/test_faults.py`.
+The texts are pinned in `snapshots/faults.txt`. To renew them on purpose:
+`KFP_GATE_RENEW=1 pytest tests/cluster/test_faults.py -m "all_only or not all_only"`.
 """
 
 import json
@@ -36,8 +37,9 @@ def oom(job):
     for epoch in range(1, 7):
         pods[1].write(f'KFP_GATE_PROGRESS {{"epoch": {epoch}, "epochs": 12, "eta_s": 50}}')
         pods[1].write(
-            f"2026-11-30 03:00:0{epoch},123 INFO memory epoch {epoch}/12: rss 2.00 GiB, peak 3.00 GiB, loader processes 9.00 GiB; "
-            f"container {5 + epoch}.00 GiB of 12.00 GiB, peak {5 + epoch}.50 GiB (anon {4 + epoch}.00 GiB, file 1.00 GiB, shm 1.00 GiB)"
+            f"2026-11-30 03:00:0{epoch},123 INFO memory epoch {epoch}/12: rss 2.00 GiB, peak 3.00 GiB, "
+            f"loader processes 9.00 GiB; container {5 + epoch}.00 GiB of 12.00 GiB, peak {5 + epoch}.50 GiB "
+            f"(anon {4 + epoch}.00 GiB, file 1.00 GiB, shm 1.00 GiB)"
         )
         pods[1].write(f"phases epoch {epoch}/12: data 1.0 s (25%), forward 3.0 s (75%); 4 steps, 1.00 s each")
     pods[1].write("epoch 7/12: validation")
@@ -197,8 +199,13 @@ def exception(job):
 @case("an input the worker refuses", "invalid-input", 0)
 def refused(job):
     pods = job.start()
-    error = InvalidInput("1 name", expected="one of map50, map50_95", where="monitors", next_step="correct the name",
-                         problems=[Problem("monitors[0]", "'map5'")])  # fmt: skip
+    error = InvalidInput(
+        "1 name",
+        expected="one of map50, map50_95",
+        where="monitors",
+        next_step="correct the name",
+        problems=[Problem("monitors[0]", "'map5'")],
+    )
     pods[0].write("KFP_GATE_FAILURE " + json.dumps({"rank": 0, "kind": "user", "message": str(error), "exit_code": 2}))
     pods[0].write(end_line(exit_code=2))
     pods[0].exit(2)

@@ -1,5 +1,6 @@
 """The follower against the double: every kind of cut, and the log comes out whole."""
 
+import itertools
 import random
 import threading
 import time
@@ -58,9 +59,15 @@ def pod(cluster) -> PodHandle:
 
 def make_pod(cluster, name: str) -> PodHandle:
     made = cluster.store.put(
-        PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "ns1", "labels": {"a": "b"}},
-               "spec": {"containers": [{"name": "node"}], "restartPolicy": "Never"}, "status": {"phase": "Pending"}},
-    )  # fmt: skip
+        PODS,
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "ns1", "labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "node"}], "restartPolicy": "Never"},
+            "status": {"phase": "Pending"},
+        },
+    )
     return PodHandle(cluster, "ns1", name, made["metadata"]["uid"])
 
 
@@ -252,7 +259,7 @@ def soak(cluster, pods: int, lines: int, cuts: int, outage: float) -> list[Colle
         handle.start()
     followers = [Collected(cluster, handle).start() for handle in handles]
     bounds = [lines * n // cuts for n in range(cuts + 1)]
-    for number, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
         for handle in handles:
             data, times, offsets = bytearray(), array("q"), array("q")
             at = time.time_ns()

@@ -44,11 +44,19 @@ def neutral(value: object) -> object:
 
 def seed(cluster: Cluster) -> None:
     """The pods that the recording server had."""
-    for name, node, state in (("u1", "", None), ("w1", "n", {"waiting": {"reason": "ContainerCreating"}}),
-                              ("r1", "n", {"running": {}})):  # fmt: skip
-        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "ns1"},
-                "spec": {"containers": [{"name": "node"}]} | ({"nodeName": node} if node else {}),
-                "status": {"phase": "Pending"} | ({"containerStatuses": [{"name": "node", "state": state}]} if state else {})}  # fmt: skip
+    for name, node, state in (
+        ("u1", "", None),
+        ("w1", "n", {"waiting": {"reason": "ContainerCreating"}}),
+        ("r1", "n", {"running": {}}),
+    ):
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "ns1"},
+            "spec": {"containers": [{"name": "node"}]} | ({"nodeName": node} if node else {}),
+            "status": {"phase": "Pending"}
+            | ({"containerStatuses": [{"name": "node", "state": state}]} if state else {}),
+        }
         made = cluster.store.put(PODS, body)
         if name == "r1":
             log = ContainerLog()
@@ -65,8 +73,13 @@ def seed(cluster: Cluster) -> None:
 
 def prepare(cluster: Cluster, name: str) -> None:
     """Bring the version counter to where the recording server's was."""
-    versions = {"trainjob-create": 383, "watch-expired-version": 387, "list-future-version": 387,
-                "trainjob-delete-foreground": 387, "pods-by-label-limit-1": 389}  # fmt: skip
+    versions = {
+        "trainjob-create": 383,
+        "watch-expired-version": 387,
+        "list-future-version": 387,
+        "trainjob-delete-foreground": 387,
+        "pods-by-label-limit-1": 389,
+    }
     if name in versions:
         cluster.store.version = versions[name]
     if name == "watch-expired-version":

@@ -98,9 +98,12 @@ class Killer:
 def start(cluster: Cluster, folder: Path) -> subprocess.Popen:
     environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig(folder)), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(folder)], env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(folder)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def scripts(folder: Path):

@@ -15,6 +15,7 @@ from kfp_gate.launching.api import Api, Away, Refused, connect, denied
 from kfp_gate.launching.attempts import Attempt
 from kfp_gate.launching.beating import Beats
 from kfp_gate.launching.delivery import download_folder
+from kfp_gate.launching.doctor import check_runtime, refuse_errors
 from kfp_gate.launching.following import Following, Patience
 from kfp_gate.launching.inputs import prepare
 from kfp_gate.launching.kinds import KINDS, Kind
@@ -80,6 +81,7 @@ def _run(launch: Launch, out: Path, beat: Callable[[], None], current: list[str]
     while True:
         attempt = _latest(launch, beat)
         if attempt is None:
+            _check_runtime(launch, say)
             request = launch.request(1)
             body, made = attempts.create(launch.api, launch.kind, request, launch.manifest(request))
             attempt = Attempt(1, request.name, body)
@@ -111,6 +113,17 @@ def _run(launch: Launch, out: Path, beat: Callable[[], None], current: list[str]
         _await_quiet(launch, attempt.name, beat)
         successor = launch.request(attempt.number + 1)
         attempts.create(launch.api, launch.kind, successor, launch.manifest(successor))
+
+
+def _check_runtime(launch: Launch, say: Callable[[str], None]) -> None:
+    """Refuse a runtime under which the ranks cannot work; say what one does to the evidence."""
+    if launch.kind is not KINDS["trainjob"]:
+        return
+    findings = list(check_runtime(launch.api, launch.options.runtime, launch.namespace))
+    refuse_errors(findings, f"namespace {launch.namespace}")
+    for finding in findings:
+        if finding.level == "warning":
+            say(f"warning: {finding.what}: {finding.why}; {finding.cure}")
 
 
 def _latest(launch: Launch, beat: Callable[[], None]) -> Attempt | None:

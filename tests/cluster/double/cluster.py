@@ -12,7 +12,7 @@ from typing import Any
 from double import schema, tls
 from double.container_log import ContainerLog
 from double.server import Answer, CloseAbruptly, Request, Server, failure
-from double.store import Object, Resource, Store, now
+from double.store import Object, Resource, now
 
 TRAINJOB = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob", crd="trainjobs.yaml")
 RUNTIME = Resource(
@@ -136,7 +136,8 @@ class Cluster(Server):
         path = folder / "kubeconfig"
         path.write_text(
             "apiVersion: v1\nkind: Config\ncurrent-context: c\n"
-            f"clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:{self.port}', certificate-authority: '{self.ca_file}'}}}}]\n"
+            f"clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:{self.port}', "
+            f"certificate-authority: '{self.ca_file}'}}}}]\n"
             f"users: [{{name: u, user: {{token: '{self.token}'}}}}]\n"
             f"contexts: [{{name: c, context: {{cluster: c, user: u, namespace: {namespace}}}}}]\n"
         )
@@ -219,8 +220,13 @@ class Cluster(Server):
                         else:
                             self.store.remove(resource, namespace, name)
                     elif "foregroundDeletion" in (body["metadata"].get("finalizers") or []):
-                        mine = [b for _, b in bodies if any(
-                            o["uid"] == body["metadata"]["uid"] for o in b["metadata"].get("ownerReferences") or [])]  # fmt: skip
+                        mine = [
+                            b
+                            for _, b in bodies
+                            if any(
+                                o["uid"] == body["metadata"]["uid"] for o in b["metadata"].get("ownerReferences") or []
+                            )
+                        ]
                         for dependant in mine:
                             if dependant.get("spec", {}).get("containers"):
                                 self.delete_pod(copy.deepcopy(dependant))
@@ -249,9 +255,16 @@ class Cluster(Server):
     def event(self, namespace: str, involved: Object, reason: str, message: str, kind: str = "Warning") -> None:
         self.store.put(
             EVENTS,
-            {"apiVersion": "v1", "kind": "Event", "type": kind, "reason": reason, "message": message,
-             "involvedObject": involved, "metadata": {"namespace": namespace, "name": f"e{self.store.version}"}},
-        )  # fmt: skip
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "type": kind,
+                "reason": reason,
+                "message": message,
+                "involvedObject": involved,
+                "metadata": {"namespace": namespace, "name": f"e{self.store.version}"},
+            },
+        )
 
 
 class PodHandle:
@@ -397,8 +410,17 @@ class PodHandle:
     def _state(self, body: Object, state: Object) -> None:
         statuses = body["status"].setdefault("containerStatuses", [])
         if not statuses:
-            statuses.append({"name": body["spec"]["containers"][0]["name"], "restartCount": 0, "lastState": {}, "ready": False,
-                             "image": "x", "imageID": "", "containerID": ""})  # fmt: skip
+            statuses.append(
+                {
+                    "name": body["spec"]["containers"][0]["name"],
+                    "restartCount": 0,
+                    "lastState": {},
+                    "ready": False,
+                    "image": "x",
+                    "imageID": "",
+                    "containerID": "",
+                }
+            )
         statuses[0]["state"] = state
         if "waiting" not in state:
             statuses[0]["containerID"] = statuses[0]["containerID"] or f"containerd://{self.name}"
@@ -435,16 +457,25 @@ class JobHandle:
             made = self.cluster.store.put(
                 PODS,
                 {
-                    "apiVersion": "v1", "kind": "Pod",
+                    "apiVersion": "v1",
+                    "kind": "Pod",
                     "metadata": {
-                        "name": name, "namespace": self.namespace, "labels": labels,
-                        "ownerReferences": [{"apiVersion": self.resource.api_version, "kind": self.resource.kind,
-                                             "name": meta["name"], "uid": meta["uid"]}],
+                        "name": name,
+                        "namespace": self.namespace,
+                        "labels": labels,
+                        "ownerReferences": [
+                            {
+                                "apiVersion": self.resource.api_version,
+                                "kind": self.resource.kind,
+                                "name": meta["name"],
+                                "uid": meta["uid"],
+                            }
+                        ],
                     },
                     "spec": {"containers": [{"name": container, "image": "x"}], "restartPolicy": "Never"},
                     "status": {"phase": "Pending"},
                 },
-            )  # fmt: skip
+            )
             pods.append(PodHandle(self.cluster, self.namespace, name, made["metadata"]["uid"]))
         return pods
 
@@ -498,13 +529,16 @@ class JobHandle:
     def _identity(self, rank: int) -> tuple[dict[str, str], str]:
         if self.resource is TRAINJOB:
             labels = {
-                "jobset.sigs.k8s.io/jobset-name": self.name, "jobset.sigs.k8s.io/replicatedjob-name": "node",
+                "jobset.sigs.k8s.io/jobset-name": self.name,
+                "jobset.sigs.k8s.io/replicatedjob-name": "node",
                 "batch.kubernetes.io/job-completion-index": str(rank),
-            }  # fmt: skip
+            }
             return labels, f"{self.name}-node-0-{rank}-{self.body['metadata']['uid'][:5]}"
         kind, index = ("master", 0) if rank == 0 else ("worker", rank - 1)
         labels = {
-            "training.kubeflow.org/job-name": self.name, "training.kubeflow.org/replica-type": kind,
-            "training.kubeflow.org/replica-index": str(index), "training.kubeflow.org/operator-name": "pytorchjob-controller",
-        }  # fmt: skip
+            "training.kubeflow.org/job-name": self.name,
+            "training.kubeflow.org/replica-type": kind,
+            "training.kubeflow.org/replica-index": str(index),
+            "training.kubeflow.org/operator-name": "pytorchjob-controller",
+        }
         return labels, f"{self.name}-{kind}-{index}"

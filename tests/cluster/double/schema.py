@@ -43,9 +43,16 @@ def prune(value: Any, schema: Object, path: str = "") -> list[str]:
                 unknown += prune(value[key], properties[key], here)
             elif isinstance(extra, dict):
                 unknown += prune(value[key], extra, here)
-            elif extra is True or (path == "metadata" and not properties):
-                continue
-            elif properties is None and extra is None and schema.get("type") == "object" and path.endswith("metadata"):
+            elif (
+                extra is True
+                or (path == "metadata" and not properties)
+                or (
+                    properties is None
+                    and extra is None
+                    and schema.get("type") == "object"
+                    and path.endswith("metadata")
+                )
+            ):
                 continue
             else:
                 unknown.append(here)

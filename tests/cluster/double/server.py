@@ -1,6 +1,7 @@
 """The HTTP side: verbs, paths, Status answers, watches and log streams, over TLS, and faults on command."""
 
 import base64
+import contextlib
 import copy
 import json
 import os
@@ -23,7 +24,7 @@ TOKEN = "test-token"
 LOG_CHUNK = 1 << 16
 
 
-class Answer(Exception):
+class Answer(Exception):  # noqa: N818  # not an error: how a handler ends
     """An answer that ends the handling of a request."""
 
     def __init__(self, status: int, body: Object | str, headers: dict[str, str] | None = None) -> None:
@@ -31,14 +32,19 @@ class Answer(Exception):
         self.status, self.body, self.headers = status, body, headers or {}
 
 
-class CloseAbruptly(Exception):
+class CloseAbruptly(Exception):  # noqa: N818  # a fault on command
     """End the connection in the middle."""
 
 
 def failure(code: int, reason: str, message: str, details: Object | None = None) -> Object:
     body: Object = {
-        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message, "reason": reason,
-    }  # fmt: skip
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+    }
     if details:
         body["details"] = details
     return body | {"code": code}
@@ -68,10 +74,8 @@ class Handler(BaseHTTPRequestHandler):
     def finish(self) -> None:
         with self.server.guard:
             self.server.connections.discard(self.request)
-        try:
+        with contextlib.suppress(OSError):  # the client, or a test, closed the connection
             super().finish()
-        except OSError:
-            pass  # the client, or a test, closed the connection
         self.request.close()
 
     def log_message(self, *_arguments: object) -> None:
@@ -83,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         except (OSError, ValueError):
             self.close_connection = True
 
-    def do_GET(self) -> None:  # noqa: N802  # the names that http.server calls
+    def do_GET(self) -> None:  # the names that http.server calls
         self._serve("GET")
 
     do_POST = lambda self: self._serve("POST")  # noqa: E731, N815
@@ -245,9 +249,11 @@ class Handler(BaseHTTPRequestHandler):
         if not resource.crd:  # built-in kinds leave kind and apiVersion off their items
             items = [{k: v for k, v in item.items() if k not in ("kind", "apiVersion")} for item in items]
         return {
-            "kind": f"{resource.kind}List", "apiVersion": resource.api_version,
-            "metadata": {"resourceVersion": str(version)}, "items": items,
-        }  # fmt: skip
+            "kind": f"{resource.kind}List",
+            "apiVersion": resource.api_version,
+            "metadata": {"resourceVersion": str(version)},
+            "items": items,
+        }
 
     def _create(self, request: Request, resource: Resource, namespace: str, raw: bytes) -> Answer:
         store = self.server.store
@@ -270,8 +276,17 @@ class Handler(BaseHTTPRequestHandler):
         headers = self._admit(request, resource, body, None)
         with store.lock:
             if store.get(resource, namespace, meta.get("name", "")):
-                return Answer(409, failure(409, "AlreadyExists", f'{resource.qualified} "{meta["name"]}" already exists',
-                              {"name": meta["name"]} | ({"group": resource.group} if resource.group else {}) | {"kind": resource.plural}))  # fmt: skip
+                return Answer(
+                    409,
+                    failure(
+                        409,
+                        "AlreadyExists",
+                        f'{resource.qualified} "{meta["name"]}" already exists',
+                        {"name": meta["name"]}
+                        | ({"group": resource.group} if resource.group else {})
+                        | {"kind": resource.plural},
+                    ),
+                )
             body.pop("status", None)
             meta["generation"] = 1
             meta["creationTimestamp"] = now()
@@ -355,19 +370,25 @@ class Handler(BaseHTTPRequestHandler):
                 meta = old["metadata"]
                 if "deletionTimestamp" not in meta:
                     meta |= {
-                        "deletionTimestamp": now(), "deletionGracePeriodSeconds": 0,
+                        "deletionTimestamp": now(),
+                        "deletionGracePeriodSeconds": 0,
                         "finalizers": [*meta.get("finalizers", []), "foregroundDeletion"],
                         "generation": meta.get("generation", 1) + 1,
-                    }  # fmt: skip
+                    }
                     old = store.put(resource, old)
                 return Answer(200, old)
             store.remove(resource, namespace, name)
             details = {"name": name} | ({"group": resource.group} if resource.group else {})
             return Answer(
                 200,
-                {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
-                 "details": details | {"kind": resource.plural, "uid": old["metadata"]["uid"]}},
-            )  # fmt: skip
+                {
+                    "kind": "Status",
+                    "apiVersion": "v1",
+                    "metadata": {},
+                    "status": "Success",
+                    "details": details | {"kind": resource.plural, "uid": old["metadata"]["uid"]},
+                },
+            )
 
     def _admit(self, request: Request, resource: Resource, body: Object, old: Object | None) -> dict[str, str]:
         """Schema checks, in the server's order: unknown fields, defaults, structure, transition rules."""
@@ -402,8 +423,12 @@ class Handler(BaseHTTPRequestHandler):
             text = f'{resource.kind}.{resource.group} "{name}" is invalid: ' + (
                 f"[{listed}]" if len(causes) > 1 else listed
             )
-            details = {"name": name, "group": resource.group, "kind": resource.kind,
-                       "causes": [cause.json() for cause in causes]}  # fmt: skip
+            details = {
+                "name": name,
+                "group": resource.group,
+                "kind": resource.kind,
+                "causes": [cause.json() for cause in causes],
+            }
             raise Answer(422, failure(422, "Invalid", text, details))
         escaped = [field.replace('"', '\\"') for field in unknown]
         if unknown and mode == "Warn":
@@ -416,9 +441,13 @@ class Handler(BaseHTTPRequestHandler):
         if (labels := body["metadata"].get("labels")) and part == "spec":
             tree["f:metadata"] = {"f:labels": schema.fields_v1(labels, None)}
         entry: Object = {
-            "apiVersion": resource.api_version, "fieldsType": "FieldsV1", "fieldsV1": tree,
-            "manager": (self.headers.get("User-Agent") or "unknown").split("/")[0], "operation": "Update", "time": now(),
-        }  # fmt: skip
+            "apiVersion": resource.api_version,
+            "fieldsType": "FieldsV1",
+            "fieldsV1": tree,
+            "manager": (self.headers.get("User-Agent") or "unknown").split("/")[0],
+            "operation": "Update",
+            "time": now(),
+        }
         return entry | ({"subresource": subresource} if subresource else {})
 
     # -- streams ---------------------------------------------------------------------------------------
@@ -488,8 +517,11 @@ class Handler(BaseHTTPRequestHandler):
                         stream.event(*event)
                 if bookmarks and time.monotonic() >= bookmark_at:
                     bookmark_at = time.monotonic() + server.bookmark_seconds
-                    body = {"kind": resource.kind, "apiVersion": resource.api_version,
-                            "metadata": {"resourceVersion": str(at), "creationTimestamp": None}}  # fmt: skip
+                    body = {
+                        "kind": resource.kind,
+                        "apiVersion": resource.api_version,
+                        "metadata": {"resourceVersion": str(at), "creationTimestamp": None},
+                    }
                     stream.event("BOOKMARK", body)
         finally:
             self._end_stream(stream)
@@ -513,8 +545,14 @@ class Handler(BaseHTTPRequestHandler):
                 since = int(datetime.fromisoformat(query["sinceTime"]).timestamp()) * 1_000_000_000
             except ValueError:
                 text = query["sinceTime"]
-                raise Answer(400, failure(400, "BadRequest",
-                    f'parsing time "{text}" as "2006-01-02T15:04:05Z07:00": cannot parse "{text}" as "2006"')) from None  # fmt: skip
+                raise Answer(
+                    400,
+                    failure(
+                        400,
+                        "BadRequest",
+                        f'parsing time "{text}" as "2006-01-02T15:04:05Z07:00": cannot parse "{text}" as "2006"',
+                    ),
+                ) from None
         elif "sinceSeconds" in query:
             since = (int(time.time()) - int(query["sinceSeconds"])) * 1_000_000_000
         containers = [c["name"] for c in pod["spec"]["containers"]]
@@ -525,10 +563,10 @@ class Handler(BaseHTTPRequestHandler):
             raise Answer(204, "")
         previous = query.get("previous") == "true"
         status = next((s for s in pod["status"].get("containerStatuses") or () if s["name"] == container), {})
-        if waiting := (status.get("state") or {}).get("waiting"):
-            if not previous and not status.get("lastState"):
-                text = f'container "{container}" in pod "{name}" is waiting to start: {waiting["reason"]}'
-                raise Answer(400, failure(400, "BadRequest", text))
+        waiting = (status.get("state") or {}).get("waiting")
+        if waiting and not previous and not status.get("lastState"):
+            text = f'container "{container}" in pod "{name}" is waiting to start: {waiting["reason"]}'
+            raise Answer(400, failure(400, "BadRequest", text))
         log = self.server.container_log(pod["metadata"]["uid"], container, previous, bool(waiting))
         if log is None:
             text = f'previous terminated container "{container}" in pod "{name}" not found'
@@ -604,10 +642,8 @@ class Server(ThreadingHTTPServer):
 
     def drop(self, connection: Any) -> None:
         """Close without a farewell."""
-        try:
+        with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def before(self, request: Request) -> None: ...
     def after(self, request: Request, status: int) -> None: ...
