@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfp_gate.errors import Broken, InvalidInput, Unavailable
-from kfp_gate.training.evidence import Terminated, describe, exit_code, kind_of, redact, write_failure
+from kfp_gate.training.evidence import Terminated, describe, exit_code, kind_of, write_failure
 from kfp_gate.training.group import PeerFailed
+from kfp_gate.training.redaction import redact
 
 PARTS = {"expected": "e", "where": "w", "next_step": "n"}
 

@@ -220,7 +220,7 @@ def test_only_rank_0_writes_the_model_and_no_rank_writes_beside_the_data(two: tu
 
 
 def test_nan_on_one_rank_goes_back_one_epoch_on_all(two: tuple[Place, list[Rank]]) -> None:
-    place, ranks = two
+    _, ranks = two
     for rank in ranks:
         lines = [x for x in read_timeline(rank.folder / "4" / f"rank{ranks.index(rank)}" / "timeline.jsonl")]
         assert [x["kind"] for x in lines].count("recover") == 1
@@ -232,7 +232,7 @@ def test_nan_on_one_rank_goes_back_one_epoch_on_all(two: tuple[Place, list[Rank]
 
 
 def test_storage_that_is_down_costs_that_checkpoint_and_is_said(two: tuple[Place, list[Rank]]) -> None:
-    place, ranks = two
+    _, ranks = two
     assert "the checkpoint of epoch 2 did not reach" in ranks[0].output
     record = json.loads((ranks[0].folder / "4" / "training" / "record.json").read_text())
     assert record["checkpoints"]["lost_epochs"] == [2] and record["checkpoints"]["uploaded_epoch"] == 4

@@ -40,7 +40,7 @@ def _version_1_folders(root: Path) -> list[Path]:
     text = _text(root / "proc/self/cgroup") or ""
     folders = []
     for line in text.splitlines():
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if "cpu" in controllers.split(","):
             for mount in (controllers, "cpu", "cpu,cpuacct"):
                 folders += [root / "sys/fs/cgroup" / mount / path.strip("/"), root / "sys/fs/cgroup" / mount]

@@ -9,7 +9,6 @@ searched for what looks like credentials.
 
 import json
 import logging
-import re
 import sys
 import threading
 import traceback
@@ -18,20 +17,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kfp_gate.errors import InvalidInput, KfpGateError, Unavailable, hide_secrets
+from kfp_gate.errors import InvalidInput, KfpGateError, Unavailable
 from kfp_gate.training.group import PeerFailed
+from kfp_gate.training.redaction import redact
 
 LAST_LINES = 100
 EXIT_OK, EXIT_BROKEN, EXIT_USER, EXIT_MEMORY, EXIT_TERMINATED = 0, 1, 2, 137, 143
-
-_SECRETS = (
-    re.compile(r"(?i)\b((?:[\w-]*(?:password|passwd|secret|token|api[_-]?key|access[_-]?key(?:_id)?|authorization))[\"']?\s*[=:]\s*[\"']?)"
-               r"(?:(?:bearer|basic)\s+)?[^\s,;'\"}]+"),
-    re.compile(r"(?i)(\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"),
-    re.compile(r"(://)[^/\s@:]+:[^/\s@]+(?=@)"),
-    re.compile(r"()\bAKIA[0-9A-Z]{16}\b"),
-    re.compile(r"(?i)([?&](?:X-Amz-Signature|X-Amz-Credential|X-Amz-Security-Token|sig|signature)=)[^&\s]+"),
-)  # fmt: skip
 
 
 class Terminated(BaseException):
@@ -117,14 +108,3 @@ def write_failure(path: Path, **values: Any) -> str:
 def message_of(error: BaseException) -> str:
     """What the user sees last: our own message whole, others by type and text."""
     return redact(str(error) if isinstance(error, KfpGateError) else f"{type(error).__name__}: {error}")
-
-
-def redact(text: str) -> str:
-    """The text without what looks like a credential, nor any secret of the environment.
-
-    >>> redact("password=abc, url https://u:p@host/x")
-    'password=***, url https://***@host/x'
-    """
-    for pattern in _SECRETS:
-        text = pattern.sub(r"\1***", text)
-    return hide_secrets(text)

@@ -21,6 +21,7 @@ from kfp_gate.storage import open_store
 from kfp_gate.training import state as states
 from kfp_gate.training import weights
 from kfp_gate.training.group import PeerFailed
+from kfp_gate.training.redaction import redact
 
 if TYPE_CHECKING:
     from kfp_gate.training.course import TrainingCourse
@@ -138,7 +139,7 @@ class SanityPass:
         if tracker.delivery.refused:
             raise Broken(
                 f"the tracking server refused {sorted(tracker.delivery.refused)}", expected="names that it accepts",
-                where=tracker.uri, next_step="report this with the metric names and the server's version",
+                where=redact(tracker.uri), next_step="report this with the metric names and the server's version",
             )  # fmt: skip
         return []
 

@@ -30,7 +30,6 @@ from kfp_gate.training.evidence import (
     exit_code,
     kind_of,
     message_of,
-    redact,
     write_failure,
 )
 from kfp_gate.training.group import BEAT_S, GRACE_S, Group, PeerFailed, Watch, choose_device, end_process
@@ -38,6 +37,7 @@ from kfp_gate.training.heartbeat import Heartbeat
 from kfp_gate.training.progress import FAILURE, say
 from kfp_gate.training.ranks import Ranks
 from kfp_gate.training.record import Record, versions
+from kfp_gate.training.redaction import redact
 from kfp_gate.training.spec import TrainingSpec
 from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker
 from kfp_gate.training.validation import Validation
@@ -282,6 +282,7 @@ class Session:
         record.write(training / RECORD)
         self.tracker.artifact(training / RECORD)
         delivery = self.tracker.close(status="FINISHED")
+        self._keep_undelivered()
         record.tracking = {"uri": redact(self.tracker.uri), "run_id": self.tracker.run_id, "summary": delivery.text()}
         record.write(training / RECORD)
         (training / "timeline.jsonl").write_bytes(self.timeline.path.read_bytes())
@@ -296,6 +297,18 @@ class Session:
         )  # fmt: skip
         card = write_model_folder(self.out / "model", chosen, card, (m.table for m in manifests.values()))
         log.info("model %s: best %s of epoch %s", card.sha256[:12], primary, record.weights[primary]["epoch"])
+
+    def _keep_undelivered(self) -> None:
+        """Put what the tracking server did not take where it outlives this pod; `deliver_spool` delivers it later."""
+        waiting = self.tracker.deliver_later() if self.tracker is not None else []
+        if not waiting or self.checkpoints is None:
+            return
+        try:
+            key = f"tracking/spool-{self.checkpoints.token}.jsonl"
+            open_store(self.checkpoint_uri).write(key, "\n".join(waiting).encode())
+            log.warning("what tracking did not take is kept in %s/%s", self.checkpoint_uri, key)
+        except KfpGateError as error:
+            log.warning("what tracking did not take could not be stored: %s", error.found)
 
     # Failure ----------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_gate import metric_names
+from kfp_gate.training.redaction import redact
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Tracker:
         self._wake, self._done = threading.Event(), threading.Event()
         self._client: Any = None
         self._opened = False
+        self._away = False
         self._thread: threading.Thread | None = None
         self._names: dict[str, str] = {}
         if self.uri:
@@ -144,7 +146,8 @@ class Tracker:
             # Values are found again by their real names, also those that were too long for MLflow.
             self.tag(**{"kfp_gate.metric_names": json.dumps(shortened, ensure_ascii=False)[:TAG_LIMIT]})
         self._add(("end", status))
-        self.flush(timeout_s)
+        # A server that is known to be away is not waited for in full: the values are safe in the spool.
+        self.flush(timeout_s / 3 if self._away else timeout_s)
         self._done.set()
         self._wake.set()
         with self._lock:
@@ -185,15 +188,14 @@ class Tracker:
                     # Whatever the client raises: tracking is never worth a training.
                     self.delivery.last_error = _short(error)
                     if failures == 0:
-                        log.warning(
-                            "tracking: %s does not take values now (%s); they are kept", self.uri, _short(error)
-                        )
+                        log.warning("tracking: no answer now (%s); values are kept", _short(error))
                     self._done.wait(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
                     failures += 1
+                    self._away = True
                     continue
                 if failures:
-                    log.info("tracking: %s answers again", self.uri)
-                failures = 0
+                    log.info("tracking: the server answers again")
+                failures, self._away = 0, False
                 with self._lock:
                     self._queue.popleft()
 
@@ -282,4 +284,36 @@ def _is_refusal(error: Any) -> bool:
 
 
 def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    return redact(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")[:300]
+
+
+def deliver_spool(spool: Path, *, uri: str, experiment: str, run_id: str = "", timeout_s: float = 120.0) -> Delivery:
+    """Deliver later what a training could not: a `tracking-spool.jsonl` as a worker leaves it, here or in storage.
+
+    Args:
+        spool: one item a line.
+        uri: the server.
+        experiment: used if there is no run yet.
+        run_id: the run to write to; empty: a new one. Values that are there already are not doubled by MLflow, which
+            keys them by name, step, time and value.
+        timeout_s: how long to wait.
+
+    Returns:
+        What was delivered, refused, and is still waiting.
+    """
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        tracker = Tracker(uri=uri, experiment=experiment, run_id=run_id, spool=Path(folder, "spool.jsonl"))
+        ended = "FINISHED"
+        for line in spool.read_text(encoding="utf-8").splitlines():
+            try:
+                kind, payload = json.loads(line)
+            except ValueError:
+                continue
+            if kind == "end":
+                ended = str(payload)
+            elif kind != "artifact":
+                # Files of the machine that is gone cannot be sent any more.
+                tracker._add((kind, payload))
+        return tracker.close(status=ended, timeout_s=timeout_s)

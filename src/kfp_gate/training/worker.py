@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
+    # Its retries of a dead server are ours to tell, once, and without the address's credentials.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
     try:
         ranks = read_ranks()
         spec = TrainingSpec.read(parsed.spec)
