@@ -25,6 +25,30 @@ class _Component:
     component_spec: ComponentSpec
     python_func: Callable[..., Any]
 
+class _JudgeEvaluation(_Component):
+    """Take the records that a gate kept and judge them again, in seconds and on a CPU."""
+
+    def __call__(
+        self,
+        *,
+        evaluation_uri: Text,
+        min_map50: Number = ...,
+        min_map50_95: Number = ...,
+        min_precision: Number = ...,
+        min_recall: Number = ...,
+        min_mean_confidence: Number = ...,
+        max_abnormal_box_rate: Number = ...,
+        max_undetected_image_rate: Number = ...,
+        class_thresholds: Mapped = ...,
+        min_instances: Whole = ...,
+        decide: Text = ...,
+        on_insufficient: Text = ...,
+        waivers: Listed = ...,
+        allow_unproven_separation: Truth = ...,
+        tracking_uri: Text = ...,
+        experiment: Text = ...,
+    ) -> PipelineTask: ...
+
 class _LaunchTraining(_Component):
     """Train a detector on one or many ranks, each with a filesystem of its own."""
 
@@ -137,6 +161,11 @@ class _SplitDataset(_Component):
         val_share: Number = ...,
         test_share: Number = ...,
         seed: Whole = ...,
+        split_strategy: Text = ...,
+        previous_split: Text = ...,
+        min_test_instances: Whole = ...,
+        on_shortfall: Text = ...,
+        reject_policy: Text = ...,
         tracking_uri: Text = ...,
         experiment: Text = ...,
     ) -> PipelineTask: ...
@@ -171,6 +200,7 @@ class _ValidationGate(_Component):
         experiment: Text = ...,
     ) -> PipelineTask: ...
 
+judge_evaluation: _JudgeEvaluation
 launch_training: _LaunchTraining
 preflight: _Preflight
 record_outcome: _RecordOutcome
@@ -178,4 +208,4 @@ register_model: _RegisterModel
 split_dataset: _SplitDataset
 validation_gate: _ValidationGate
 
-__all__ = ["launch_training", "preflight", "record_outcome", "register_model", "split_dataset", "validation_gate"]
+__all__ = ["judge_evaluation", "launch_training", "preflight", "record_outcome", "register_model", "split_dataset", "validation_gate"]

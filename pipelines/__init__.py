@@ -2,9 +2,10 @@
 
 from kfp_gate.pipelines.gate import gate, make_gate
 from kfp_gate.pipelines.gate_existing_model import gate_existing_model, make_gate_existing_model
+from kfp_gate.pipelines.rejudge import make_rejudge, rejudge
 from kfp_gate.pipelines.settings import CompileOptions
 
-MAKERS = {"gate": make_gate, "gate_existing_model": make_gate_existing_model}
+MAKERS = {"gate": make_gate, "gate_existing_model": make_gate_existing_model, "rejudge": make_rejudge}
 """Name of the compiled file to the function that makes the pipeline for given compile options."""
 
 __all__ = [
@@ -14,4 +15,6 @@ __all__ = [
     "gate_existing_model",
     "make_gate",
     "make_gate_existing_model",
+    "make_rejudge",
+    "rejudge",
 ]

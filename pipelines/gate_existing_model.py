@@ -28,6 +28,11 @@ def make_gate_existing_model(options: CompileOptions = CompileOptions()):
         val_share: float = 0.15,
         test_share: float = 0.15,
         seed: int = 0,
+        split_strategy: str = "hash",
+        previous_split: str = "",
+        min_test_instances: int = 0,
+        on_shortfall: str = "warn",
+        reject_policy: str = "error",
         batch: int = 16,
         min_map50: float = 0.5,
         min_map50_95: float = 0.0,
@@ -75,6 +80,11 @@ def make_gate_existing_model(options: CompileOptions = CompileOptions()):
                 val_share=val_share,
                 test_share=test_share,
                 seed=seed,
+                split_strategy=split_strategy,
+                previous_split=previous_split,
+                min_test_instances=min_test_instances,
+                on_shortfall=on_shortfall,
+                reject_policy=reject_policy,
                 **tracking,
             )
             configure(split, "split_dataset", options, cpu="2", memory="8Gi", cached=True)

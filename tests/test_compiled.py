@@ -43,7 +43,7 @@ def test_committed_yaml_is_fresh(file: Path, fresh: Path) -> None:
 def test_kfp_loads_it_and_its_conditions_are_cel(file: Path) -> None:
     components.load_component_from_file(str(file))
     conditions = re.findall(r"condition: (.+(?:\n\s{12,}.+)*)", file.read_text(encoding="utf-8"))
-    assert conditions
+    assert bool(conditions) == (file.stem != "rejudge"), "what comes after a verdict hangs on a condition"
     for text in conditions:
         expression = re.sub(r"\s+", " ", yaml.safe_load(text))
         assert expression.endswith("== true"), "only `== True` on an unnamed bool compiles to what was meant"
@@ -73,8 +73,8 @@ def test_every_step_gets_an_image_resources_credentials_and_the_run_id(file: Pat
         settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"][name]
         assert all(s["optional"] for s in settings["secretAsEnv"]), name
         assert [f["name"] for f in settings["fieldPathAsEnv"]] == ["KFP_GATE_RUN_ID"], name
-    gate = executors["exec-validation-gate"]["container"]["resources"]["accelerator"]
-    assert gate["resourceType"] == "nvidia.com/gpu"
+    on_gpu = {name for name, e in executors.items() if "accelerator" in e["container"]["resources"]}
+    assert on_gpu == {"exec-preflight", "exec-validation-gate"} & set(executors)
 
 
 def test_a_claim_is_mounted_where_data_is_read(tmp_path: Path) -> None:

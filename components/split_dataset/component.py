@@ -1,7 +1,7 @@
 """Split a detection dataset into train, val and test, without leaks."""
 
 from kfp import dsl
-from kfp.dsl import HTML, Dataset, Metrics, Output
+from kfp.dsl import HTML, Artifact, Dataset, Metrics, Output
 
 from kfp_gate.images.names import reference
 
@@ -14,6 +14,7 @@ def split_dataset(
     test: Output[Dataset],
     coverage: Output[HTML],
     metrics: Output[Metrics],
+    rejects: Output[Artifact],
     dataset_format: str = "auto",
     dataset_revision: str = "",
     group_rule: str = "auto",
@@ -21,6 +22,11 @@ def split_dataset(
     val_share: float = 0.15,
     test_share: float = 0.15,
     seed: int = 0,
+    split_strategy: str = "hash",
+    previous_split: str = "",
+    min_test_instances: int = 0,
+    on_shortfall: str = "warn",
+    reject_policy: str = "error",
     tracking_uri: str = "",
     experiment: str = "kfp-gate",
 ):
@@ -39,6 +45,11 @@ def split_dataset(
         val_share: Share of the images that choose the best checkpoint.
         test_share: Share of the images that only the gate sees.
         seed: Another seed gives another assignment.
+        split_strategy: hash, stratified (shares balanced per class) or fixed (the source's own train, val, test).
+        previous_split: Folder or prefix of an earlier split, whose images stay where they are; empty: none.
+        min_test_instances: Objects that each class should have in the test set; 0 asks for none.
+        on_shortfall: warn or error for a class with fewer.
+        reject_policy: error, drop or fix what is defective; everything is listed in the rejects.
         tracking_uri: MLflow server that gets the step's tags; empty: the environment's, if any.
         experiment: MLflow experiment.
 
@@ -48,6 +59,7 @@ def split_dataset(
         test: Manifest of the test images (Parquet).
         coverage: What each split holds, per class.
         metrics: The counts of the coverage report.
+        rejects: Every finding on the input and what was done about it (CSV).
     """
     from kfp_gate.steps import step
 
@@ -65,6 +77,12 @@ def split_dataset(
             group_rule=group_rule,
             shares=(train_share, val_share, test_share),
             seed=seed,
+            strategy=split_strategy,
+            previous=previous_split,
+            min_instances=min_test_instances,
+            on_shortfall=on_shortfall,
+            rejects=reject_policy,
+            rejects_file=Path(rejects.path),
         )
         for name, artifact in (("train", train), ("val", val), ("test", test)):
             manifest = result.manifests[name]

@@ -75,16 +75,18 @@ def validation_gate(
         report: The verdict as a page.
         Output: True if the model passed; the only output that a condition may read.
     """
-    from kfp_gate.steps import step
+    from kfp_gate.steps import run_id, step
 
     with step("validation_gate", tracking_uri=tracking_uri, experiment=experiment) as told:
         from functools import partial
         from pathlib import Path
         from tempfile import mkdtemp
 
+        from kfp_gate.gate import summary
         from kfp_gate.gate.run import GateOutputs, validate
         from kfp_gate.gate.settings import gate_settings
         from kfp_gate.registry.fetch import champion_uri, fetch_model, fetch_rival
+        from kfp_gate.registry.gate_run import keep_gate
 
         settings = gate_settings(
             min_map50=min_map50,
@@ -107,5 +109,17 @@ def validation_gate(
         outputs = GateOutputs(Path(evaluation.path), Path(verdict.path), Path(report.path))
         judged = validate(folder, Path(test.path), settings, outputs, fetch=fetch)
         passed = judged.verdict.passed
+        for name, value in summary.table_metrics(judged).items():
+            metrics.log_metric(name, value)
+        if table := summary.confusion(judged):
+            confusion.log_confusion_matrix(*table)
+        keep_gate(
+            outputs.verdict,
+            summary.all_values(judged),
+            report=outputs.report,
+            run_id=run_id(),
+            tracking_uri=tracking_uri,
+            experiment=experiment,
+        )
         told.update(passed=passed, summary=judged.verdict.headline, verdict=verdict.path, report=report.path)
     return passed

@@ -99,6 +99,23 @@ def local_path(uri: str) -> Path:
     return Path(unquote(urlsplit(uri).path) if uri.startswith("file://") else uri).expanduser()
 
 
+def local_folder(uri: str, scratch: Path) -> Path:
+    """The folder behind a URI on this machine: itself if it is local, else downloaded into `scratch`.
+
+    Raises:
+        InvalidInput: nothing lies there.
+    """
+    store = open_store(uri)
+    if isinstance(store, LocalStore):
+        return store.root
+    keys = [entry.key for entry in store.list()]
+    if not keys:
+        raise _missing(uri)
+    for key in keys:
+        store.download(key, scratch / key)
+    return scratch
+
+
 class LocalStore:
     """A folder. Writes go to a temporary name first: readers see the old content or the new, never a half."""
 

@@ -19,6 +19,7 @@ from kfp_gate.errors import KfpGateError
 from kfp_gate.gate.verdict import read_verdict
 from kfp_gate.metric_names import MLFLOW_NAME_LIMIT, to_mlflow
 from kfp_gate.registry.addresses import URI_VARIABLE
+from kfp_gate.registry.artifacts import put_run_file
 from kfp_gate.registry.pipeline_run import GATE, child_run
 from kfp_gate.registry.tracking import PATIENCE, Tracking, connect
 
@@ -68,7 +69,7 @@ def log_gate(
     log_values(tracking, run, values)
     for path in (verdict_path, report):
         if path is not None and path.is_file():
-            tracking.call(f"uploading {path.name}", client.log_artifact, run, str(path))
+            put_run_file(tracking, run, path)
     tracking.call("ending the gate's run", client.set_terminated, run, "FINISHED")
     return run
 
@@ -107,7 +108,7 @@ def log_values(tracking: Tracking, run: str, values: Mapping[str, Any], step: in
         with TemporaryDirectory(prefix="kfp-gate-") as folder:
             path = Path(folder, NAME_MAP)
             path.write_text(json.dumps(renamed, indent=1), encoding="utf-8")
-            tracking.call("uploading the name map", tracking.client.log_artifact, run, str(path))
+            put_run_file(tracking, run, path)
         if any(len(name) > MLFLOW_NAME_LIMIT for name in renamed.values()):
             log.info("names above %d characters were shortened; %s has the full ones", MLFLOW_NAME_LIMIT, NAME_MAP)
 
