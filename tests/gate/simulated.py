@@ -76,3 +76,28 @@ def picture_files(folder: Path, count: int, size: tuple[int, int] = (320, 240)) 
         Image.fromarray(coarse).resize(size, Image.Resampling.BILINEAR).save(path, quality=80)
         paths.append(path)
     return paths
+
+
+def worked_example() -> Evaluation:
+    """The example of docs/gate.md: many cones, some signs, few cables, found with probability .92, .84 and .90."""
+    rng = np.random.default_rng(0)
+    skill = {"cone": (0.92, 3.0), "sign": (0.84, 0.6), "cable": (0.90, 0.1)}
+    matcher = Matcher(3, detail=True)
+    for image in range(150):
+        truth, kinds, found, scores, labels = [], [], [], [], []
+        for index, (chance, rate) in enumerate(skill.values()):
+            for _ in range(rng.poisson(rate)):
+                w, h = rng.uniform(20, 100, 2)
+                x, y = rng.uniform(0, 500, 2)
+                truth.append([x, y, x + w, y + h])
+                kinds.append(index)
+                if rng.random() < chance:
+                    found.append(np.array(truth[-1]) + rng.normal(0, 0.04, 4) * [w, h, w, h])
+                    scores.append(rng.beta(6, 2))
+                    labels.append(index)
+        boxes, objects = np.array(found).reshape(-1, 4), np.array(truth).reshape(-1, 4)
+        matcher.add(image, boxes, scores, labels, objects, kinds, size=(640, 640))
+    return Evaluation(
+        classes=tuple(skill), manifest_digest="d" * 64, model_sha256=SHA, settings={}, records=matcher.finish(),
+        images=tuple(f"{i}.jpg" for i in range(150)),
+    )  # fmt: skip

@@ -62,6 +62,7 @@ def validate(
     out: GateOutputs,
     *,
     predict: "PredictSettings | None" = None,
+    batch: int = 16,
     source_uri: str | None = None,
     fetch: Fetch | None = None,
     today: date | None = None,
@@ -73,7 +74,8 @@ def validate(
         manifest: of the test set; a path or URI.
         settings: criteria, champion, waivers, how to decide.
         out: where to write; everything is written whether the model passes or not.
-        predict: of prediction; the default takes the image size of the model's card.
+        predict: of prediction, for candidate and champion; None: the defaults at the image size of each model's card.
+        batch: images per pass on a GPU, where `predict` is None; changes no value.
         source_uri: where the images lie, if not at the manifest's own source.
         fetch: brings the champion of `settings.champion`; None: it is a path on this machine.
         today: the day that waivers are checked against; the current one if None.
@@ -89,8 +91,8 @@ def validate(
         separation = compare(test.table, read_fingerprints(folder), near=settings.near_duplicate_distance)
         require(separation, allow_unproven=settings.allow_unproven_separation, where=f"model {card.sha256[:12]}")
         images = materialize({"test": test}, work / "images", source_uri=source_uri).images["test"]
-        evaluation = _evaluate(folder, card, test, images, predict, settings, other_classes=False)
-        rival = _rival(settings, test, images, predict, fetch, work)
+        evaluation = _evaluate(folder, card, test, images, predict, settings, batch, other_classes=False)
+        rival = _rival(settings, test, images, predict, batch, fetch, work)
         context = {"run_id": card.run_id, "split": test.split, "separation": separation}
         _save(out.evaluation, evaluation, rival, context)
         judged = _judge(evaluation, settings, rival, separation, card.run_id, test.split, today)
@@ -155,11 +157,11 @@ def _write(
 
 def _evaluate(
     folder: Path, card: ModelCard, test: Manifest, images: Sequence[Path], predict: "PredictSettings | None",
-    settings: GateSettings, *, other_classes: bool,
+    settings: GateSettings, batch: int, *, other_classes: bool,
 ) -> Evaluation:  # fmt: skip
     from kfp_gate.evaluation.predict import Detector, PredictSettings
 
-    chosen = predict or PredictSettings(image_size=card.image_size)
+    chosen = predict or PredictSettings(image_size=card.image_size, batch=batch)
     return evaluate(
         Detector.load(folder / card.weights), test, images, chosen, confidence=settings.confidence,
         other_classes=other_classes, slices=sliceable(test.table),
@@ -179,7 +181,7 @@ def _model_folder(model: Path, folder: Path, predict: "PredictSettings | None") 
 
 def _rival(
     settings: GateSettings, test: Manifest, images: Sequence[Path], predict: "PredictSettings | None",
-    fetch: Fetch | None, work: Path,
+    batch: int, fetch: Fetch | None, work: Path,
 ) -> Rival:  # fmt: skip
     """Fetch, check and evaluate the champion. One that cannot be used is named with the reason; it breaks nothing."""
     if not settings.champion:
@@ -196,7 +198,7 @@ def _rival(
         return Rival(replace(facts, state="not compared", reason="it has no fingerprints, so it may have seen the test "
                                                                  "images"))  # fmt: skip
     try:
-        return Rival(facts, _evaluate(folder, card, test, images, predict, settings, other_classes=True))
+        return Rival(facts, _evaluate(folder, card, test, images, predict, settings, batch, other_classes=True))
     except InvalidInput as error:
         # For instance no class in common: a fact about the champion, not a fault of this gate.
         return Rival(replace(facts, state="not compared", reason=error.found))
