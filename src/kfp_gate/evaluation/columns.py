@@ -20,8 +20,10 @@ TRUE = 0x03FF
 """Bits 0 to 9: true positive at IoU 0.50, 0.55, ... 0.95."""
 BEYOND_LIMIT = 1 << 10
 """Not among the 100 best of its image and class."""
-DEGENERATE, OUTSIDE, DUPLICATE = 1 << 11, 1 << 12, 1 << 13
-ABNORMAL = DEGENERATE | OUTSIDE | DUPLICATE
+DEGENERATE, OUTSIDE, DUPLICATE, ABSURD = 1 << 11, 1 << 12, 1 << 13, 1 << 14
+"""Bits of an abnormal box; ABSURD only if a box reference was given."""
+
+ABNORMAL = DEGENERATE | OUTSIDE | DUPLICATE | ABSURD
 
 CROWD = 1
 """Bit 0 of `truth_flags`; bits 1, 2 and 3: small, medium, large. COCO's bands share their ends, so one object may
@@ -40,7 +42,7 @@ class Records:
     truth_counts: NDArray[np.int32]  # (I,) crowds included
     scores: NDArray[np.float32]  # (D,)
     classes: NDArray[np.int16]  # (D,)
-    bits: NDArray[np.uint16]  # (D,) see TRUE ... DUPLICATE
+    bits: NDArray[np.uint16]  # (D,) see TRUE ... ABSURD
     truth_classes: NDArray[np.int16]  # (G,)
     truth_flags: NDArray[np.uint8]  # (G,) see CROWD
     ignored: NDArray[np.uint16] | None = None  # (D,) matched to a crowd, per threshold; None: there is no crowd
@@ -150,24 +152,30 @@ def concat(parts: Sequence[Records]) -> Records:
     """One set of records from several, sorted by image; whatever the order of parts, the result is the same.
 
     Raises:
-        Broken: an image occurs twice.
+        Broken: an image occurs twice, or some parts have detail and others not.
     """
-    parts = [p for p in parts if len(p)]
+    return join([columns(p) for p in parts])
+
+
+def join(parts: list[dict[str, NDArray[Any]]]) -> Records:
+    """As `concat`, of columns; each column of the parts is let go as soon as it is joined."""
+    parts = [p for p in parts if len(p["images"])]
     if not parts:
         return empty()
-    names = {n for p in parts for n in columns(p)}
+    names = {n for p in parts for n in p}
+    sizes = [len(p["scores"]) for p in parts]
     for name in names - {"ignored"}:
-        if any(getattr(p, name) is None for p in parts):
+        if any(name not in p for p in parts):
             raise Broken(
                 f"column {name!r} in some parts only", expected="parts of one evaluation", where="concat",
                 next_step="evaluate every shard with the same `detail`",
             )  # fmt: skip
     joined: dict[str, NDArray[Any]] = {}
     for name in [n for n in LAYOUT if n in names]:
-        # Only shards with a crowd carry `ignored`.
-        joined[name] = np.concatenate([
-            v if (v := getattr(p, name)) is not None else np.zeros(len(p.scores), np.uint16) for p in parts
-        ])  # fmt: skip
+        # Only parts with a crowd carry `ignored`.
+        pieces = [p.pop(name) if name in p else np.zeros(s, np.uint16) for p, s in zip(parts, sizes, strict=True)]
+        joined[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        del pieces
     images = joined["images"]
     if (np.diff(images) > 0).all():
         return Records(**joined)

@@ -21,6 +21,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from kfp_gate.errors import Broken, InvalidInput
+from kfp_gate.evaluation.box_reference import BoxReference
 from kfp_gate.evaluation.columns import Records, columns, from_columns
 from kfp_gate.evaluation.metrics import Metrics, compute
 from kfp_gate.evaluation.records import Matcher, truth_pixels
@@ -140,6 +141,7 @@ def evaluate(
     confidence: float = 0.25,
     other_classes: bool = False,
     slices: Sequence[str] = (),
+    reference: BoxReference | None = None,
 ) -> Evaluation:
     """Predict every image once and match.
 
@@ -151,6 +153,7 @@ def evaluate(
         confidence: at which precision, recall and the rates are stated.
         other_classes: accept a model with other classes and compare on the common ones, as for a champion.
         slices: columns of the manifest's table to slice by.
+        reference: box shapes of the training set, by the manifest's classes; absurd boxes then count as abnormal.
 
     Raises:
         InvalidInput: an empty manifest, a model with other classes, an unknown column.
@@ -169,7 +172,7 @@ def evaluate(
     place, unknown, dropped = _class_map(detector.classes, manifest.classes, other_classes)
     by_column = {name: _column(manifest, name) for name in slices}
     rows = list(manifest.rows())
-    matcher = Matcher(len(manifest.classes), detail=True)
+    matcher = Matcher(len(manifest.classes), detail=True, reference=reference)
     predictions = detector.predict(image_paths, settings, digests=[row.sha256 for row in rows])
     for index, (row, found) in enumerate(zip(rows, predictions, strict=True)):
         if (found.width, found.height) != (row.width, row.height):

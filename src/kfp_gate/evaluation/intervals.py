@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 FEW = 10
 """Fewer successes or failures than this, and the bootstrap alone is not trusted."""
 
+TAIL = 5
+"""Resamples that must lie beyond a percentile. With fewer it is mostly chance."""
+
 _NORMAL = NormalDist()
 
 
@@ -46,7 +49,12 @@ def confidence_interval(
     bias = _NORMAL.inv_cdf(min(max(below, 0.5 / len(finite)), 1 - 0.5 / len(finite)))
     # A bias of more than one deviation is noise of few samples, not bias.
     bias = min(max(bias, -1.0), 1.0)
-    low, high = np.quantile(finite, [_NORMAL.cdf(2 * bias - reach), _NORMAL.cdf(2 * bias + reach)])
+    tails = [_NORMAL.cdf(2 * bias - reach), _NORMAL.cdf(2 * bias + reach)]
+    low, high = (float(v) for v in np.quantile(finite, tails))
+    if min(tails[0], 1 - tails[1]) * len(finite) < TAIL:
+        # Beyond the resamples' reach, as for a family of 200 criteria: the normal interval, where it is wider.
+        spread = reach * float(finite.std())
+        low, high = min(low, point - spread), max(high, point + spread)
     if trials and paired:
         # No pair that differs, among n, leaves a share of pairs that differ below z^2 / (n + z^2).
         unseen = z * z / (trials + z * z)
@@ -54,7 +62,7 @@ def confidence_interval(
     elif trials and min(point, 1 - point) * trials < FEW:
         share = wilson(point, trials, z)
         low, high = min(low, share[0]), max(high, share[1])
-    return max(floor, float(min(low, point))), min(1.0, float(max(high, point)))
+    return max(floor, min(low, point)), min(1.0, max(high, point))
 
 
 def wilson(share: float, trials: int, z: float) -> tuple[float, float]:

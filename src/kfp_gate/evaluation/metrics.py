@@ -13,29 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kfp_gate.errors import InvalidInput
-from kfp_gate.evaluation.columns import ABNORMAL, BEYOND_LIMIT, Records
+from kfp_gate.evaluation.columns import BEYOND_LIMIT, Records
+from kfp_gate.evaluation.rates import (
+    CALIBRATION_BINS,
+    NotComputed,
+    Rows,
+    Tally,
+    Value,
+    at_least,
+    ignored_rows,
+    pool,
+    rates,
+    tally,
+)  # fmt: skip
 from kfp_gate.metric_names import METRICS, SIZE_BANDS, MetricName
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)
 """COCO's, in the very floats of pycocotools."""
 
-CALIBRATION_BINS = 10
+__all__ = ["CALIBRATION_BINS", "RECALL_POINTS", "Metrics", "NotComputed", "Ranked", "Rows", "Value", "compute"]
 
-_EPS = np.spacing(1)
 _ACCURACY = ("map50", "map75", "map50_95", "precision", "recall", "f1")
-
-
-@dataclass(frozen=True)
-class NotComputed:
-    """A metric that has no value, and why."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return f"not computed: {self.reason}"
-
-
-Value = float | NotComputed
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Metrics(Mapping[str, Value]):
 class Ranked:
     """The detections of one class and scope that take part in average precision, best first."""
 
-    rows: NDArray[np.int64]  # rows of the records
+    rows: Rows  # of the records
     true: NDArray[np.uint16]  # true-positive bits
     ignored: NDArray[np.uint16] | None  # neither right nor wrong, bits
     positives: int  # objects that count
@@ -120,11 +118,13 @@ def compute(
     instances: dict[str, int] = {}
     known = [k for k, name in enumerate(classes) if name not in set(unknown_classes)]
     by_class = rows_by_class(records, len(classes))
-    image_of = records.detection_images
+    image_of = np.repeat(np.arange(len(records), dtype=np.int32), records.detection_counts)
+    truth_of = np.repeat(np.arange(len(records), dtype=np.int32), records.truth_counts)
     for band in [None, *range(len(SIZE_BANDS))] if bands else [None]:
         size = None if band is None else SIZE_BANDS[band]
         per_class: list[dict[str, Value]] = []
         pooled = np.zeros(3, np.int64)
+        tallies: list[Tally] = []
         for k, name in enumerate(classes):
             ranked = scoped(records, k, by_class[k], band)
             instances[_scope(name, size)] = ranked.positives
@@ -136,11 +136,13 @@ def compute(
             pooled += counts
             found = {**_average_precision(ranked), **_accuracy(counts)}
             if band is None:
-                found |= _rates(records, image_of, by_class[k], k, confidence)
+                tallies.append(tally(records, image_of, truth_of, by_class[k], k, confidence))
+                found |= rates(tallies[-1])
             per_class.append(found)
         overall = _mean_over_classes([per_class[k] for k in known]) | _accuracy(pooled)
         if band is None:
-            overall |= _rates(records, image_of, None, None, confidence)
+            clear = np.bincount(truth_of, minlength=len(records)) == 0
+            overall |= rates(pool(tallies, clear))
         instances[_scope(None, size)] = int(pooled[2])
         for scope, found in [(None, overall), *zip(classes, per_class, strict=True)]:
             for metric, value in found.items():
@@ -153,14 +155,16 @@ def _scope(class_name: str | None, size: str | None) -> str:
     return str(MetricName("", class_name, size)).rstrip("/") or "all"
 
 
-def rows_by_class(records: Records, class_count: int) -> list[NDArray[np.int64]]:
+def rows_by_class(records: Records, class_count: int) -> list[Rows]:
     """Rows of each class, best first; equal scores in the order of the images."""
-    order = np.argsort(records.classes, kind="stable")
-    ends = np.cumsum(np.bincount(records.classes, minlength=class_count))
-    return [rows[np.argsort(-records.scores[rows], kind="stable")] for rows in np.split(order, ends[:-1])]
+    found = []
+    for k in range(class_count):
+        rows = np.flatnonzero(records.classes == k).astype(np.int32)
+        found.append(rows[np.argsort(-records.scores[rows], kind="stable")])
+    return found
 
 
-def scoped(records: Records, class_index: int, rows: NDArray[np.int64], band: int | None) -> Ranked:
+def scoped(records: Records, class_index: int, rows: Rows, band: int | None) -> Ranked:
     """The ranked detections of a class within COCO's limit, overall or in a size band."""
     rows = rows[(records.bits[rows] & BEYOND_LIMIT) == 0]
     counting = (records.truth_classes == class_index) & ~records.crowd
@@ -183,8 +187,8 @@ def precision_envelope(ranked: Ranked, bit: int) -> tuple[NDArray[np.float64], N
     if ranked.ignored is not None:
         shown -= np.cumsum((ranked.ignored >> np.uint16(bit)) & 1)[hits]
     found = np.arange(1, len(hits) + 1)
-    # eps as in pycocotools: the last digit of equal values must be equal too.
-    precision = found / (shown + _EPS)
+    # pycocotools adds an epsilon to the denominator, so that a perfect detector gets 1 - 1e-16 and misses a bound of 1.
+    precision = found / shown
     return found / ranked.positives, np.maximum.accumulate(precision[::-1])[::-1]
 
 
@@ -214,26 +218,17 @@ def _mean_over_classes(per_class: list[dict[str, Value]]) -> dict[str, Value]:
     return found
 
 
-def _counts(
-    records: Records, ranked: Ranked, rows: NDArray[np.int64], band: int | None, confidence: float
-) -> NDArray[np.int64]:
+def _counts(records: Records, ranked: Ranked, rows: Rows, band: int | None, confidence: float) -> NDArray[np.int64]:
     """(3,) true positives, false positives, objects of one class at the confidence and IoU 0.50."""
-    sure = _at_least(records, rows, confidence)
+    sure = at_least(records, rows, confidence)
     if band is None:
         true = records.bits[sure] & 1
-        ignored = _ignored(records, sure)
+        ignored = ignored_rows(records, sure)
     else:
         assert records.band_true is not None and records.band_ignored is not None  # checked at the door
         true, ignored = records.band_true[sure, band] & 1, records.band_ignored[sure, band] & 1
     hits = int(true.sum())
     return np.array([hits, len(sure) - hits - int(ignored.sum()), ranked.positives], np.int64)
-
-
-def _at_least(records: Records, rows: NDArray[np.int64] | None, confidence: float) -> NDArray[np.int64]:
-    """The rows (best first; None for all) whose score reaches the confidence, compared in float32 as stored."""
-    if rows is None:
-        return np.flatnonzero(records.scores >= np.float32(confidence))
-    return rows[: np.searchsorted(-records.scores[rows], -np.float32(confidence), side="right")]
 
 
 def _accuracy(counts: NDArray[np.int64]) -> dict[str, Value]:
@@ -242,53 +237,3 @@ def _accuracy(counts: NDArray[np.int64]) -> dict[str, Value]:
         return dict.fromkeys(("precision", "recall", "f1"), NotComputed("no object of this kind in the images"))
     precision: Value = true / (true + false) if true + false else NotComputed("no detection at this confidence")
     return {"precision": precision, "recall": true / objects, "f1": 2 * true / (true + false + objects)}
-
-
-def _rates(
-    records: Records,
-    image_of: NDArray[np.int64],
-    rows: NDArray[np.int64] | None,
-    class_index: int | None,
-    confidence: float,
-) -> dict[str, Value]:
-    """Rates over detections and images; of one class, or of all."""
-    sure = _at_least(records, rows, confidence)
-    counting = ~records.crowd
-    if class_index is not None:
-        counting &= records.truth_classes == class_index
-    shown = len(sure)
-    silent = NotComputed("no detection at this confidence")
-    size = len(records)
-    reported = np.bincount(image_of[sure], minlength=size) > 0
-    holding = np.bincount(records.truth_images[counting], minlength=size) > 0
-    # An image whose only objects are crowds is neither with objects nor without.
-    clear = ~holding & (np.bincount(records.truth_images[records.crowd], minlength=size) == 0)
-    with_objects, without = int(holding.sum()), int(clear.sum())
-    scores = records.scores[sure].astype(np.float64)
-    return {
-        "mean_confidence": float(scores.mean()) if shown else silent,
-        "abnormal_box_rate": float(((records.bits[sure] & ABNORMAL) != 0).mean()) if shown else silent,
-        "undetected_image_rate": float((holding & ~reported).sum() / with_objects)
-        if with_objects
-        else NotComputed("no image with such objects"),
-        "false_alarm_rate": float((clear & reported).sum() / without)
-        if without
-        else NotComputed("no image without such objects"),
-        "calibration_error": calibration_error(scores, (records.bits[sure] & 1) != 0, _ignored(records, sure)),
-    }
-
-
-def _ignored(records: Records, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    if records.ignored is None:
-        return np.zeros(len(rows), bool)
-    return (records.ignored[rows] & 1).astype(bool)
-
-
-def calibration_error(scores: NDArray[np.float64], true: NDArray[np.bool_], ignored: NDArray[np.bool_]) -> Value:
-    """Expected calibration error: mean over detections of |score - share of right ones| in ten equal score bins."""
-    scores, true = scores[~ignored], true[~ignored]
-    if not len(scores):
-        return NotComputed("no detection at this confidence")
-    place = np.minimum((scores * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
-    gap = np.bincount(place, weights=scores - true, minlength=CALIBRATION_BINS)
-    return float(np.abs(gap).sum() / len(scores))

@@ -156,6 +156,11 @@ class Detector:
             with torch.inference_mode():
                 return finish(_run(forward, torch.from_numpy(square)[None], path)[0], path, place)
 
+        if items:
+            # The head lays out its anchors at the first pass; not in several threads at once.
+            with torch.inference_mode():
+                size = settings.image_size
+                _run(forward, torch.zeros((1, 3, size, size), dtype=torch.uint8, device=device), items[0][0])
         if single:
             before = torch.get_num_threads()
             try:
@@ -192,7 +197,7 @@ def _load_checkpoint(weights: Path) -> Any:
         Exception
     ) as error:  # upstream raises TypeError, KeyError, RuntimeError, EOFError, pickle and zip errors here
         raise _unreadable(
-            weights, f"a file that does not load ({type(error).__name__}: {_first_line(error)})"
+            weights, f"a file that does not load as a checkpoint ({type(error).__name__}: {_first_line(error)})"
         ) from error
     head = type(module.model[-1]).__name__
     if task not in ("detect", "DetectionModel", "YOLOv10DetectionModel") or not hasattr(module.model[-1], "nc"):

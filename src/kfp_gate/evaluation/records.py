@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from kfp_gate.errors import Broken, InvalidInput
 from kfp_gate.evaluation import matching
 from kfp_gate.evaluation.abnormal import abnormal_bits
-from kfp_gate.evaluation.columns import BEYOND_LIMIT, Records, concat, empty
+from kfp_gate.evaluation.box_reference import BoxReference
+from kfp_gate.evaluation.columns import ABSURD, BEYOND_LIMIT, Records, columns, concat, empty, join
 
 __all__ = ["COCO_MAX_DETECTIONS", "Matcher", "Records", "concat", "empty", "match", "truth_pixels"]
 
@@ -40,17 +41,24 @@ class Matcher:
     Args:
         class_count: classes of the data set; at most 32767.
         detail: also keep the columns of a stored evaluation.
+        reference: box shapes of the training set; marks boxes that are absurd against it.
     """
 
-    def __init__(self, class_count: int, *, detail: bool = False) -> None:
+    def __init__(self, class_count: int, *, detail: bool = False, reference: BoxReference | None = None) -> None:
         if not 0 < class_count <= np.iinfo(np.int16).max:
             raise InvalidInput(
                 f"{class_count} classes", expected="1 to 32767", where="Matcher",
                 next_step="check the class names of the manifest",
             )  # fmt: skip
         self._class_count = class_count
+        if reference is not None and len(reference.counts) != class_count:
+            raise InvalidInput(
+                f"a box reference of {len(reference.counts)} classes", expected=f"{class_count}", where="Matcher",
+                next_step="make it from a manifest with the same classes",
+            )  # fmt: skip
         self._detail = detail
-        self._parts: list[Records] = []
+        self._reference = reference
+        self._parts: list[dict[str, NDArray[Any]]] = []
         self._pending: list[tuple[Any, ...]] = []
         self._detections = self._pairs = 0
 
@@ -100,7 +108,10 @@ class Matcher:
                 where=f"image {image} of the evaluation", next_step="check the model's output on this image",
             )  # fmt: skip
         order = np.argsort(-s, kind="stable")
-        self._pending.append((image, b[order], s[order], c[order], tb, tc, cr, size or (0, 0)))
+        absurd = np.zeros(len(s), bool)
+        if self._reference is not None and size is not None:
+            absurd = self._reference.absurd(b, c, *size)
+        self._pending.append((image, b[order], s[order], c[order], tb, tc, cr, size or (0, 0), absurd[order]))
         self._detections += len(s)
         # An upper bound of the chunk's pairs when all are of one class.
         self._pairs += len(s) * len(tc)
@@ -111,11 +122,11 @@ class Matcher:
         """The records of all images added, sorted by image. The matcher is empty afterwards."""
         self._flush()
         parts, self._parts = self._parts, []
-        return concat(parts)
+        return join(parts)
 
     def _flush(self) -> None:
         if self._pending:
-            self._parts.append(_match_chunk(self._pending, self._class_count, self._detail))
+            self._parts.append(columns(_match_chunk(self._pending, self._class_count, self._detail)))
             self._pending, self._detections, self._pairs = [], 0, 0
 
 
@@ -136,6 +147,7 @@ def _match_chunk(pending: list[tuple[Any, ...]], class_count: int, detail: bool)
     truth_counts = np.array([len(p[5]) for p in pending], np.int32)
     boxes, scores, classes = (np.concatenate([p[i] for p in pending]) for i in (1, 2, 3))
     truth, truth_classes, crowd = (np.concatenate([p[i] for p in pending]) for i in (4, 5, 6))
+    absurd = np.where(np.concatenate([p[8] for p in pending]), np.uint16(ABSURD), np.uint16(0))
     sizes = np.array([p[7] for p in pending], np.int32).reshape(-1, 2)
     image = np.repeat(np.arange(len(pending)), counts)
     # Groups by (image, class). Both sorts are stable: input order breaks ties, as in pycocotools.
@@ -167,7 +179,7 @@ def _match_chunk(pending: list[tuple[Any, ...]], class_count: int, detail: bool)
         }  # fmt: skip
     return Records(
         np.array([p[0] for p in pending], np.int32), counts, truth_counts, scores, classes.astype(np.int16),
-        bits[back], truth_classes.astype(np.int16), flags, **more,
+        bits[back] | absurd, truth_classes.astype(np.int16), flags, **more,
     )  # fmt: skip
 
 

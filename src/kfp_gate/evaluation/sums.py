@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kfp_gate.evaluation.columns import ABNORMAL, Records
-from kfp_gate.evaluation.metrics import CALIBRATION_BINS
+from kfp_gate.evaluation.rates import CALIBRATION_BINS
 
 Floats = NDArray[np.float64]
 
@@ -42,7 +42,7 @@ NO_SHARES = frozenset({"mean_confidence", "calibration_error"})
 
 def column_sums(
     records: Records,
-    rows_by_class: Sequence[NDArray[np.int64]],
+    rows_by_class: Sequence[NDArray[np.int32]],
     known: Sequence[int],
     metric: str,
     class_index: int | None,
@@ -52,17 +52,18 @@ def column_sums(
     """(I, columns) sums of one metric in one scope: a class or all known, a size band or all sizes."""
     size = len(records)
     floor = np.float32(confidence)
+    sure: NDArray[np.signedinteger]
     if class_index is not None:
         rows = rows_by_class[class_index]
         sure = np.sort(rows[records.scores[rows] >= floor])
         counting = records.truth_classes == class_index
     else:
         sure = np.flatnonzero(records.scores >= floor)
-        counting = np.ones(len(records.truth_classes), bool)
-        if metric in ("precision", "recall", "f1"):
-            # What is said of all classes pools those that the model knows.
-            counting = np.isin(records.truth_classes, known)
-    counting &= ~records.crowd
+        # What is said of all classes pools those that the model knows.
+        counting = np.isin(records.truth_classes, known)
+    own = counting if class_index is not None else np.ones(len(counting), bool)
+    clear_of = np.bincount(np.repeat(np.arange(size), records.truth_counts)[own], minlength=size) == 0
+    counting = counting & ~records.crowd
     image = np.repeat(np.arange(size, dtype=np.int32), records.detection_counts)[sure]
     holder = np.repeat(np.arange(size, dtype=np.int32), records.truth_counts)
     if band is not None:
@@ -87,8 +88,7 @@ def column_sums(
         holding = objects > 0
         columns = [(holding & (count(image) == 0)).astype(np.float64), holding.astype(np.float64)]
     elif metric == "false_alarm_rate":
-        clear = (objects == 0) & (count(holder[records.crowd]) == 0)
-        columns = [(clear & (count(image) > 0)).astype(np.float64), clear.astype(np.float64)]
+        columns = [(clear_of & (count(image) > 0)).astype(np.float64), clear_of.astype(np.float64)]
     else:
         judged = ignored == 0
         scores = records.scores[sure][judged].astype(np.float64)

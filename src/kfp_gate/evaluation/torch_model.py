@@ -34,8 +34,6 @@ class TorchModel:
         head = module.model[-1]
         # A head that suppresses by itself has its own limit; anchors of an earlier size must not stay.
         head.max_det, head.shape = max_detections, None
-        with torch.inference_mode():
-            module(torch.zeros(1, 3, image_size, image_size, device=device, dtype=kind))
 
         def run(images: Any) -> Any:
             output = module(images.to(kind) / 255)
