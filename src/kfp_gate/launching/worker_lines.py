@@ -11,6 +11,7 @@ from kfp_gate.launching.rank import END_PREFIX
 
 PROGRESS_PREFIX = "KFP_GATE_PROGRESS "
 FAILURE_PREFIX = "KFP_GATE_FAILURE "
+MACHINE_PREFIX = "KFP_GATE_"
 MACHINE_PREFIXES = (END_PREFIX, FAILURE_PREFIX)
 """Lines for the launcher alone; what they say reaches the user in other words."""
 
@@ -45,19 +46,22 @@ class WorkerLines:
     _open: list[str] | None = None
 
     def feed(self, line: str) -> None:
-        if line.startswith(END_PREFIX):
-            self.end = _json(line.removeprefix(END_PREFIX)) or self.end
+        if line.startswith(MACHINE_PREFIX):
+            if line.startswith(END_PREFIX):
+                self.end = _json(line.removeprefix(END_PREFIX)) or self.end
+            elif line.startswith(PROGRESS_PREFIX):
+                self.progress = _json(line.removeprefix(PROGRESS_PREFIX)) or self.progress
+            elif line.startswith(FAILURE_PREFIX):
+                self.failure = _json(line.removeprefix(FAILURE_PREFIX)) or self.failure
             return
-        if line.startswith(PROGRESS_PREFIX):
-            self.progress = _json(line.removeprefix(PROGRESS_PREFIX)) or self.progress
-            return
-        if line.startswith(FAILURE_PREFIX):
-            self.failure = _json(line.removeprefix(FAILURE_PREFIX)) or self.failure
-            return
-        line = line[:MAX_LINE]
-        if not line.strip():
+        if len(line) > MAX_LINE:
+            line = line[:MAX_LINE]
+        if not line or line.isspace():
             return
         self.last.append(line)
+        # Nearly all lines end here, after a few plain searches: a million lines must cost seconds, not minutes.
+        if self._open is None and not any(word in line for word in TELLING_WORDS):
+            return
         plain = _torch_prefix.sub("", line)
         if measured := _measured.search(plain):
             if measured[1] == "memory":
@@ -117,6 +121,12 @@ MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
 )
 """Texts of the libraries we stand on that name a cause, in the order in which they are tried."""
+
+TELLING_WORDS = (
+    "Traceback", " epoch ", "out of memory", "OutOfMemory", "ALLOC_FAILED", "imeout", "imed out", "by peer", "nccl",
+    "network error", "Broken pipe", "recv", "killed by", "signal 9", "shared memory", "us error", "No space left",
+)  # fmt: skip
+"""At least one of them is in every line that `MARKS`, the measurements and tracebacks are looked for in."""
 
 
 class ProgressReport:
