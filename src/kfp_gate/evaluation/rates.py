@@ -95,7 +95,8 @@ def _gaps(scores: NDArray[np.float64], right: NDArray[np.bool_]) -> NDArray[np.f
     """(bins,) sum of score minus outcome in ten equal score bins. The expected calibration error is the sum of their
     absolute values over the number of detections (Guo et al. 2017)."""
     place = np.minimum((scores * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
-    found: NDArray[np.float64] = np.bincount(place, weights=scores - right.astype(np.float64), minlength=CALIBRATION_BINS)
+    weights = scores - right
+    found = np.asarray(np.bincount(place, weights=weights, minlength=CALIBRATION_BINS), np.float64)
     return found
 
 
