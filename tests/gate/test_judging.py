@@ -111,6 +111,33 @@ def test_paired_comparison_sees_a_drop_that_two_intervals_would_hide():
     assert (car.state, car.drop) == ("met", 0.0)
 
 
+def test_a_drop_needs_a_champion_that_somebody_named():
+    """A comparison that never takes place must not pass."""
+    asked = {"min_map50": 0, "class_thresholds": {"cone": {"map50": {"max_drop": 0.1}}}}
+    nobody = judged(**asked).verdict
+    assert [(e.state, e.reason) for e in nobody.entries] == [("insufficient", "no champion was named to compare with")]
+    first = judged(rival=Rival(Champion("none", "models:/cones@champion")), **asked).verdict
+    assert [e.state for e in first.entries] == ["met"]
+    # It let pass without asking anything, and says so.
+    assert len(first.self_test.vacuous) == 2
+
+
+def test_a_class_that_is_new_to_the_champion_is_not_kept_out():
+    champion = replace(evaluation(SKILL, sha256="b" * 64), unknown_classes=("car",), dropped_classes=("dog",))
+    found = judged(
+        rival=Rival(Champion("compared", "u", "b" * 64), champion), min_map50=0,
+        class_thresholds={"*": {"map50": {"max_drop": 0.1}}, "overall": {"map50": {"max_drop": 0.1}}},
+    ).verdict  # fmt: skip
+    by = {e.criterion: e for e in found.entries}
+    assert by["class/car/map50:max_drop"].state == "met"
+    assert "does not know this class" in by["class/car/map50:max_drop"].reason
+    assert by["class/car/map50:max_drop"].value is not None
+    assert by["class/cone/map50:max_drop"].drop == 0.0
+    # Overall on the common classes: the weak new class does not look like a drop.
+    assert by["map50:max_drop"].drop == 0.0
+    assert found.champion.common_classes == ("cone", "원뿔 (소형)")
+
+
 def test_a_champion_on_other_images_is_broken():
     other = replace(evaluation(SKILL), manifest_digest="e" * 64)
     with pytest.raises(Broken, match="a champion evaluated on"):

@@ -1,5 +1,6 @@
 """A verdict from evaluations: no detector, no image, no torch. The gate and a later judgement both end here."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -19,8 +20,10 @@ from kfp_gate.gate.verdict import Champion, Entry, SelfTest, Separation, Verdict
 from kfp_gate.gate.waivers import apply_waivers
 from kfp_gate.metric_names import parse
 
-MOST_BLIND_WORK = 200_000_000
-"""Detections times classes squared up to which blind classes are looked for; about ten seconds."""
+log = logging.getLogger(__name__)
+
+MOST_BLIND_WORK = 20_000_000
+"""Detections times classes without a bound of their own, up to which blind classes are looked for: some 15 seconds."""
 
 
 @dataclass(frozen=True)
@@ -149,12 +152,21 @@ def _entry(
 ) -> Entry:  # fmt: skip
     if criterion.kind != "max_drop":
         return decide(criterion, evidence_of(criterion, candidate, interval=intervals.get(criterion.metric)), rule)
-    first = facts.state == "none"
-    why = "no champion yet, so nothing to compare with" if first else facts.reason
     mine, theirs = pair if pair is not None else (candidate, None)
+    name = parse(criterion.metric).class_name
+    if theirs is not None and name in theirs.unknown:
+        # A class that is new: to block it would keep it out for ever.
+        first, why, theirs = True, "the champion does not know this class, so there is nothing to compare with", None
+    elif facts.state == "none":
+        # Only the registry's word that there is none yet makes a model the first; that nobody named one does not.
+        first = bool(facts.uri)
+        why = "no champion yet, so nothing to compare with" if first else "no champion was named to compare with"
+    else:
+        first, why = False, facts.reason
     evidence = evidence_of(
-        criterion, mine, champion=theirs, drop_interval=drops.get(criterion.metric), no_champion=why, first=first
-    )
+        criterion, mine if name is None else candidate, champion=theirs, drop_interval=drops.get(criterion.metric),
+        no_champion=why, first=first,
+    )  # fmt: skip
     return decide(criterion, evidence, rule)
 
 
@@ -193,7 +205,7 @@ def _states(
     """Entries of altered records, by their points: a confident gate asks for more, never for less."""
     measured = measure(
         records, evaluation.classes, criteria, slices, confidence=settings.confidence,
-        unknown=evaluation.unknown_classes,
+        unknown=evaluation.unknown_classes, bands=any(parse(c.metric).size for c in criteria.entries),
     )  # fmt: skip
     pair = _pair(measured, replace(evaluation, records=records), rival.evaluation, criteria, slices, settings)
     return [_entry(c, measured, pair, rival.facts, Rule("point"), {}, {}) for c in criteria.entries]
@@ -216,11 +228,15 @@ def _blind(
     evaluation: Evaluation, criteria: Criteria, slices: Slices, settings: GateSettings, rival: Rival, verdict: Verdict
 ) -> list[str]:
     """Classes all of whose detections can go without the verdict changing; asked only of a gate that let pass."""
-    records, count = evaluation.records, len(evaluation.classes)
-    if not verdict.passed or len(records.scores) * count * max(len(criteria.ungated), 1) > MOST_BLIND_WORK:
+    records = evaluation.records
+    if not verdict.passed:
         return []
     own = {parse(c.metric).class_name for c in criteria.entries if c.kind == "min"}
     waived = {e.criterion for e in verdict.entries if e.state == "waived"}
+    asked = [c for c in evaluation.classes if c not in own]
+    if len(records.scores) * len(asked) > MOST_BLIND_WORK:
+        log.warning("blind classes were not looked for: %d detections, %d classes", len(records.scores), len(asked))
+        return []
     blind = []
     for index, name in enumerate(evaluation.classes):
         objects = bool(((records.truth_classes == index) & ~records.crowd).any())

@@ -57,13 +57,15 @@ def measure(
     *,
     confidence: float,
     unknown: Sequence[str] = (),
+    bands: bool = True,
 ) -> Measured:
     """Compute what the criteria ask for.
 
     Args:
         unknown: classes that are left out of every mean and pool: those that a model does not know.
+        bands: also by size band, where the records know it.
     """
-    bands = records.band_true is not None
+    bands = bands and records.band_true is not None
     masks = {part: slices.mask(part, records.images) for part in criteria.slices}
     by_slice: dict[str | None, Metrics] = {None: compute(records, classes, confidence=confidence, bands=bands,
                                                          unknown_classes=unknown)}  # fmt: skip
