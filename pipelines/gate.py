@@ -10,7 +10,7 @@ from kfp_gate.components import (
     split_dataset,
     validation_gate,
 )
-from kfp_gate.pipelines.settings import CompileOptions, configure, described, on_gpu, refuse_bad_mounts
+from kfp_gate.pipelines.settings import CompileOptions, configure, described, launches, on_gpu, refuse_bad_mounts
 
 
 def make_gate(options: CompileOptions = CompileOptions()):
@@ -121,10 +121,14 @@ def make_gate(options: CompileOptions = CompileOptions()):
                 batch=batch,
                 monitors=monitors,
                 backend=backend,
+                nodes=nodes,
+                processes_per_node=processes_per_node,
                 gpus_per_node=gpus_per_node,
+                memory_per_node=memory_per_node,
                 namespace=namespace,
                 runtime=runtime,
                 worker_image=worker_image,
+                queue=queue,
                 checkpoint_uri=checkpoint_uri,
                 champion=champion,
                 registered_model=registered_model,
@@ -132,7 +136,7 @@ def make_gate(options: CompileOptions = CompileOptions()):
                 **thresholds,
                 **tracking,
             )
-            on_gpu(configure(checks, "validation_gate", options, cpu="2", memory="8Gi"), options)
+            launches(on_gpu(configure(checks, "validation_gate", options, cpu="2", memory="8Gi"), options), options)
             training = launch_training(
                 train=split.outputs["train"],
                 val=split.outputs["val"],
@@ -159,6 +163,7 @@ def make_gate(options: CompileOptions = CompileOptions()):
                 **tracking,
             )
             configure(training, "launch_training", options, cpu="1", memory="4Gi", cached=True).after(checks)
+            launches(training, options)
             judged = validation_gate(
                 model=training.outputs["model"],
                 test=split.outputs["test"],

@@ -78,6 +78,14 @@ def on_gpu(task: dsl.PipelineTask, options: CompileOptions, *, shared_memory: st
     return task
 
 
+def launches(task: dsl.PipelineTask, options: CompileOptions) -> dsl.PipelineTask:
+    """What the ranks that this task starts, or checks the way for, need to know of the compile options."""
+    task.set_env_variable("KFP_GATE_WORKER_IMAGE", reference("worker", options.registry))
+    task.set_env_variable("KFP_GATE_MOUNTS", ",".join(options.mounts))
+    task.set_env_variable("KFP_GATE_SECRET", options.secret)
+    return task
+
+
 def refuse_bad_mounts(options: CompileOptions) -> None:
     """Raise ValueError for a mount that is not `claim:/path`."""
     bad = [m for m in options.mounts if not m.partition(":")[0] or not m.partition(":")[2].startswith("/")]

@@ -77,7 +77,7 @@ def launch_training(
         from pathlib import Path
 
         from kfp_gate.launching.launch import launch
-        from kfp_gate.launching.options import LaunchOptions
+        from kfp_gate.launching.step import step_options
         from kfp_gate.training.spec import TrainingSpec
 
         spec = TrainingSpec(
@@ -97,7 +97,7 @@ def launch_training(
             experiment=experiment,
             run_id=run_id(),
         )
-        options = LaunchOptions(
+        options = step_options(
             backend=backend,
             nodes=nodes,
             processes_per_node=processes_per_node,

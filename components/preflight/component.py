@@ -18,10 +18,14 @@ def preflight(
     batch: int = 16,
     monitors: list = ["map50_95"],
     backend: str = "processes",
+    nodes: int = 1,
+    processes_per_node: int = 1,
     gpus_per_node: int = 0,
+    memory_per_node: str = "16Gi",
     namespace: str = "",
     runtime: str = "kfp-gate-training",
     worker_image: str = "",
+    queue: str = "",
     checkpoint_uri: str = "",
     min_map50: float = 0.5,
     min_map50_95: float = 0.0,
@@ -56,10 +60,14 @@ def preflight(
         batch: Images per step over all ranks.
         monitors: Canonical metric names that are watched; the first is the primary.
         backend: processes, trainjob or pytorchjob.
+        nodes: Nodes of the training.
+        processes_per_node: Ranks on each node.
         gpus_per_node: GPUs of each training node; 0 trains on the CPU.
+        memory_per_node: Memory of each node.
         namespace: Namespace of the training job.
         runtime: TrainingRuntime of the training job.
         worker_image: Image of the ranks; empty: the one of this release.
+        queue: Kueue queue; empty: none.
         checkpoint_uri: Where checkpoints go; empty: no storage.
         min_map50: Lowest mAP at IoU 0.50; 0 is off.
         min_map50_95: Lowest mAP over IoU 0.50 to 0.95; 0 is off.
@@ -87,9 +95,12 @@ def preflight(
 
     with step("preflight", tracking_uri=tracking_uri, experiment=experiment):
         import os
+        from functools import partial
         from pathlib import Path
 
         from kfp_gate.gate.settings import gate_settings
+        from kfp_gate.launching.step import step_options
+        from kfp_gate.preflight.cluster_checks import cluster_checks
         from kfp_gate.preflight.request import PreflightRequest
         from kfp_gate.preflight.run import preflight as check
         from kfp_gate.registry.fetch import champion_uri
@@ -109,6 +120,19 @@ def preflight(
             waivers=waivers,
             champion=champion_uri(champion, registered_model, alias),
         )
+        options = step_options(
+            backend=backend,
+            nodes=nodes,
+            processes_per_node=processes_per_node,
+            gpus_per_node=gpus_per_node,
+            memory=memory_per_node,
+            worker_image=worker_image,
+            namespace=namespace,
+            runtime=runtime,
+            queue=queue,
+            checkpoint_uri=checkpoint_uri,
+            run_id=run_id(),
+        )
         request = PreflightRequest(
             train=Path(train.path),
             val=Path(val.path),
@@ -120,7 +144,7 @@ def preflight(
             batch=batch,
             monitors=monitors,
             backend=backend,
-            worker_image=worker_image,
+            worker_image=options.worker_image,
             gpus=gpus_per_node,
             gate_gpu=os.environ.get("NVIDIA_VISIBLE_DEVICES", "") not in ("", "none", "void"),
             checkpoint_uri=checkpoint_uri,
@@ -130,4 +154,4 @@ def preflight(
             alias=alias,
             run_id=run_id(),
         )
-        check(request, table=Path(checks.path))
+        check(request, extra=[partial(cluster_checks, options=options)], table=Path(checks.path))
