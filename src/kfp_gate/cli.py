@@ -14,12 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from kfp_gate import __version__, local_run
-from kfp_gate.commands import data, gate, images, registry
+from kfp_gate.commands import cluster, data, gate, images, registry
 from kfp_gate.errors import InvalidInput, KfpGateError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
-for commands in (data, gate, registry):
+for commands in (data, gate, registry, cluster):
     app.add_typer(commands.app)
 app.add_typer(images.app, name="images")
 
