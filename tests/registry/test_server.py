@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from s3_server import S3Server, s3, s3_server  # noqa: F401  # the last two are fixtures
 
 from kfp_gate.errors import InvalidInput, KfpGateError, Unavailable
 from kfp_gate.evaluation.model_folder import read_card
@@ -417,10 +418,44 @@ def test_no_secret_reaches_logs_artifacts_tags_or_errors(
     assert not [mark for mark in marks for data in found if f"-{mark}".encode() in data]
 
 
+def test_artifacts_go_to_s3_directly_where_the_server_does_not_proxy_them(
+    own_server: Callable[..., Server],
+    s3: S3Server,  # noqa: F811  # the fixture
+    make_model: Make,
+    make_verdict: Make,
+    tmp_path: Path,
+) -> None:
+    """Without boto3, which neither our images nor mlflow-skinny hold."""
+    s3.bucket("mlflow")
+    server = own_server(arguments=["--no-serve-artifacts", "--default-artifact-root", "s3://mlflow/원뿔 x"])
+    tracking = connect(server.uri, experiment="on S3")  # the prepared file's own experiment lies elsewhere
+    where = {"tracking_uri": server.uri, "experiment": "on S3"}
+    model = make_model(os.urandom(200_000))
+    verdict = make_verdict(model)
+    log_gate(verdict, {"map50": 0.7, "class/a(b)/map50": 0.5}, run_id="r", report=None, **where)
+    done = register_model(model, verdict, name="det", run_id="r", **where)
+    got = fetch_model("models:/det@champion", tmp_path / "got", tracking_uri=server.uri)
+    assert (got / "model.pt").read_bytes() == (model / "model.pt").read_bytes()
+    keys = [o.object_name for o in s3.client().list_objects("mlflow", recursive=True)]
+    assert any(k.endswith("artifacts/model.pt") and done.model_id in k for k in keys)
+    assert any(k.endswith(NAME_MAP) for k in keys)
+    request = PreflightRequest(
+        train=tmp_path, val=tmp_path, test=tmp_path, registered_model="det", alias="", run_id="r", **where
+    )
+    assert not [c for c in check_tracking(request) if c.level == "error"]
+
+    s3.client().remove_object("mlflow", next(k for k in keys if k.endswith("artifacts/model.pt")))
+    with pytest.raises(KfpGateError):
+        verify(tracking, all_versions(tracking, "det")[0])
+    again = register_model(model, make_verdict(model, champion=done.sha256), name="det", **where)
+    assert (again.version, again.created) == (2, True)
+
+
+class_names = st.text(max_size=12) | st.text(alphabet=":/.(원a", min_size=1, max_size=6).map(lambda text: text * 60)
+
+
 @settings(max_examples=10, deadline=None)
-@given(
-    st.lists(st.text(max_size=40) | st.text(alphabet=":/.(원a", min_size=200), min_size=60, max_size=60, unique=True)
-)
+@given(st.lists(class_names, min_size=30, max_size=30, unique=True))
 def test_every_value_is_kept_under_its_name(server: Server, names: list[str]) -> None:
     tracking = connect(server.uri)
     run = tracking.client.create_run(tracking.experiment_id).info.run_id

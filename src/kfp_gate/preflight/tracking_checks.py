@@ -9,6 +9,7 @@ from kfp_gate.errors import InvalidInput, KfpGateError
 from kfp_gate.preflight.checks import Check, error, from_error, guarded, ok, warning
 from kfp_gate.preflight.request import PreflightRequest
 from kfp_gate.registry.addresses import URI_VARIABLE, resolve
+from kfp_gate.registry.artifacts import get_run_file, put_run_file
 from kfp_gate.registry.fetch import find_version
 from kfp_gate.registry.names import alias_problems, name_problems
 from kfp_gate.registry.pipeline_run import parent_run
@@ -105,14 +106,11 @@ def _writable(tracking: Tracking, run_id: str) -> Check:
         content = uuid.uuid4().hex
         with TemporaryDirectory(prefix="kfp-gate-") as folder:
             path = Path(folder, "probe.txt")
+            Path(folder, "back").mkdir()
             path.write_text(content, encoding="utf-8")
-            tracking.call("writing a file to the artifact store", client.log_artifact, run, str(path), "preflight")
-
-            def read() -> str:
-                got = client.download_artifacts(run, "preflight/probe.txt", str(Path(folder)))
-                return Path(got).read_text(encoding="utf-8")
-
-            if (back := tracking.call("reading the file back", read)) != content:
+            put_run_file(tracking, run, path, "preflight")
+            back = get_run_file(tracking, run, "preflight/probe.txt", Path(folder, "back")).read_text(encoding="utf-8")
+            if back != content:
                 return error(
                     f"a file written to {tracking.where} came back with {len(back)} other bytes",
                     why="a registered model would not be the one that was judged",

@@ -64,6 +64,28 @@ def get_folder(tracking: Tracking, location: str, folder: Path) -> Path:
     return folder
 
 
+def put_run_file(tracking: Tracking, run: str, path: Path, within: str = "") -> None:
+    """Upload one file beside an MLflow run, into the folder `within`.
+
+    Raises:
+        Unavailable: the store does not answer, or is full.
+    """
+    uri = _run_location(tracking, run)
+    if uri.startswith("s3://"):
+        open_store(uri).upload(path, f"{within}/{path.name}" if within else path.name)
+        return
+    tracking.call(f"uploading {path.name}", tracking.client.log_artifact, run, str(path), within or None)
+
+
+def get_run_file(tracking: Tracking, run: str, key: str, folder: Path) -> Path:
+    """Download one file of an MLflow run into `folder`; returns its path there."""
+    uri = _run_location(tracking, run)
+    if uri.startswith("s3://"):
+        open_store(uri).download(key, folder / key)
+        return folder / key
+    return Path(tracking.call(f"downloading {key}", tracking.client.download_artifacts, run, key, str(folder)))
+
+
 def digests(folder: Path) -> dict[str, str]:
     """Relative path to sha256 of every file below `folder`."""
     found = {}
@@ -71,6 +93,10 @@ def digests(folder: Path) -> dict[str, str]:
         with path.open("rb") as handle:
             found[path.relative_to(folder).as_posix()] = file_digest(handle, "sha256").hexdigest()
     return found
+
+
+def _run_location(tracking: Tracking, run: str) -> str:
+    return str(tracking.call("reading the run", tracking.client.get_run, run).info.artifact_uri)
 
 
 def _download(tracking: Tracking, location: str, target: Path) -> None:
