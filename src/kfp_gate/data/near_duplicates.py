@@ -74,8 +74,8 @@ def pairs_across(hashes: Hashes, sides: Ints, distance: int) -> tuple[Ints, Ints
 
     p, q = _once(crossing(), len(distinct))
     shared = np.flatnonzero(only < 0)
-    left: list[Ints] = []
-    right: list[Ints] = []
+    left = [np.empty(0, np.int64)]
+    right = [np.empty(0, np.int64)]
     for i in range(width):
         for j in range(width):
             if i != j:
