@@ -33,6 +33,7 @@ LISTED = (
             "kubernetes.dynamic.test_client": "a test of theirs",
             "kubernetes.dynamic.test_discovery": "a test of theirs",
             "kubernetes.leaderelection.example": "asks for a cluster when imported",
+            "kubernetes.leaderelection.leaderelection_test": "a test of theirs",
         },
     ),
     ListedPackage("minio", "minio"),

@@ -42,7 +42,7 @@ def run() -> str:
     with TemporaryDirectory(prefix="kfp-gate-verify-") as room:
         folder = Path(room)
         _draw(folder / "dataset")
-        split_dataset(str(folder / "dataset"), shares=(0.34, 0.33, 0.33)).save(folder / "split")
+        split_dataset(str(folder / "dataset"), group_rule="none", shares=(0.34, 0.33, 0.33)).save(folder / "split")
         manifest = next((folder / "split").rglob("test.parquet"))
         weights = folder / "untrained.pt"
         write_untrained(resolve(ARCHITECTURE, folder), CLASSES, weights)
