@@ -191,6 +191,12 @@ def test_equal_input_gives_equal_bytes():
     assert to_json(judged(**asked).verdict) == to_json(judged(**asked).verdict)
 
 
+def test_numpy_numbers_in_the_settings_reach_the_file_as_numbers(tmp_path):
+    found = judged(class_thresholds={"cone": {"map50": {"min": np.float32(0.5), "min_instances": np.int64(3)}}})
+    write_verdict(found.verdict, tmp_path / "v.json")
+    assert read_verdict(tmp_path / "v.json").settings["class_thresholds"]["cone"]["map50"]["min"] == 0.5
+
+
 def test_metrics_for_the_table_are_finite_plain_floats():
     found = judged(evaluation(SKILL, absent=("cone",)), class_thresholds={"*": {"map50": 0.5}})
     metrics = table_metrics(found)

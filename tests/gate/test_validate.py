@@ -240,6 +240,7 @@ def test_a_champion_without_a_common_class_is_not_compared(place, tmp_path):
 def test_judging_again_gives_the_same_bytes_and_other_settings_another_verdict(place, tmp_path):
     more = {"champion": str(place.weak), "class_thresholds": DROP, "decide": "confident"}
     first = run(place, place.model, tmp_path, **more)
+    del more["champion"]  # it lies with the evaluation
     again = judge(tmp_path / "evaluation", settings(**more), verdict=tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "verdict.json").read_bytes()
     assert again.verdict == first.verdict

@@ -73,7 +73,7 @@ def diagnostics(evaluation: Evaluation, confidence: float) -> dict[str, Any] | N
     parts = error_parts(records, classes)
     errors = [
         {"label": f"{kind}: {ERROR_KINDS[kind]}", "value": max(cost, 0.0), "text": f"{max(cost, 0.0):.3f}",
-         "state": "bad", "interval": None, "bound": None}
+         "state": "bad" if cost >= 0.0005 else "soft", "interval": None, "bound": None}
         for kind, cost in parts.items()
     ]  # fmt: skip
     top = max([0.05, *(1.1 * cost for cost in parts.values())])

@@ -122,6 +122,8 @@ def judge(
     """
     evaluation = Evaluation.load(evaluation_folder)
     context, rival = _load(evaluation_folder)
+    # The champion is the one that the gate compared with: fetching another would need images.
+    settings = replace(settings, champion=rival.facts.uri)
     separation = context["separation"]
     require(separation, allow_unproven=settings.allow_unproven_separation, where=str(evaluation_folder))
     judged = _judge(evaluation, settings, rival, separation, context["run_id"], context["split"], today)

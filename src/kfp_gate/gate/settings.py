@@ -5,6 +5,7 @@ The names are those of the flat pipeline parameters, so that an error names what
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Real
 from typing import Any, Literal
 
 from kfp_gate.errors import InvalidInput, Problem
@@ -91,7 +92,8 @@ class GateSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the verdict."""
-        return {**asdict(self), "waivers": [dict(w) if isinstance(w, Mapping) else w for w in self.waivers]}
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain
 
 
 def gate_settings(**parameters: Any) -> GateSettings:
@@ -113,3 +115,14 @@ def gate_settings(**parameters: Any) -> GateSettings:
             where="gate settings", next_step="remove or correct them",
         )  # fmt: skip
     return GateSettings(bounds=bounds, **rest)
+
+
+def _plain(value: Any) -> Any:
+    """The same value in JSON's own types: numpy's numbers are numbers to a criterion, and none to JSON."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, Real) and not isinstance(value, bool | int | float):
+        return float(value)
+    return value

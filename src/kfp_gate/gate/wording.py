@@ -100,6 +100,9 @@ def warnings(verdict: Verdict) -> list[str]:
             "no criterion would notice."
         )
     found += [f"Refused {text}." for text in verdict.refused_waivers]
+    seen = verdict.champion.separation
+    if verdict.champion.state == "compared" and seen is not None and seen.state == "not proven":
+        found.append("The champion has no fingerprints: it may have seen test images, which would flatter it.")
     if verdict.champion.state == "not compared":
         found.append(f"Not compared with the champion: {verdict.champion.reason}.")
     return [*found, *verdict.notes]
