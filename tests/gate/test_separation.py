@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfp_gate.errors import Broken, InvalidInput
-from kfp_gate.gate.separation import compare, near_duplicates, require
+from kfp_gate.gate.separation import compare, compare_splits, near_duplicates, require
 
 hashes = st.lists(st.integers(0, 2**64 - 1), max_size=30)
 
@@ -73,3 +73,9 @@ def test_message_names_the_images(snapshot):
     with pytest.raises(Broken) as caught:
         require(compare(TEST, table([("x", "1" * 64, FAR, "g2")])), allow_unproven=False, where="models/candidate")
     snapshot("overlap", str(caught.value))
+
+
+def test_splits_are_compared_before_any_training():
+    other = table([("x", "9" * 64, FAR, "g9")])
+    assert compare_splits(TEST, [other, other]).state == "proven"
+    assert compare_splits(TEST, [other, table([("v", "8" * 64, FAR, "g2")])]).examples == ("b.jpg: same group",)

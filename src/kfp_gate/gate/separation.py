@@ -5,6 +5,7 @@ same bytes, a perceptual hash within `NEAR` bits, or the same group is a leak: n
 remembers, not how well it sees.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -64,6 +65,18 @@ def compare(test: "pa.Table", fingerprints: "pa.Table | None", *, near: int = NE
         "overlap" if shared else "proven", fingerprints.num_rows, int(same.sum()), int((alike & ~same).sum()),
         int(grouped.sum()), tuple(found[:_EXAMPLES]),
     )  # fmt: skip
+
+
+def compare_splits(test: "pa.Table", others: "Sequence[pa.Table]", *, near: int = NEAR) -> Separation:
+    """Whether a test set is new to whatever is trained and selected on these splits: known before any training.
+
+    Args:
+        test: the test manifest's table.
+        others: the tables of train and val.
+    """
+    import pyarrow as pa
+
+    return compare(test, pa.concat_tables([t.select(["sha256", "phash", "group"]) for t in others]), near=near)
 
 
 def require(separation: Separation, *, allow_unproven: bool, where: str) -> None:
