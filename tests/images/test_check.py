@@ -140,3 +140,12 @@ def test_all_findings_in_one_message(snapshot):
             ]
         )
     snapshot("findings", str(caught.value))
+
+
+def test_the_containerfile_ends_as_an_unprivileged_number_and_offline(project):
+    text = (project.root / "images" / "Containerfile").read_text()
+    assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["10001:0"]
+    for switch in ("YOLO_AUTOINSTALL=false", "YOLO_OFFLINE=true", "PYTHONDONTWRITEBYTECODE=1"):
+        assert switch in text
+    installs = re.findall(r"pip .*(?:install|wheel) .*", text)
+    assert len(installs) == 5 and all("--no-cache-dir" in line or "uninstall" in line for line in installs)
