@@ -104,6 +104,10 @@ def test_every_end_of_a_run_has_one_reading() -> None:
     assert (unstarted.state, unstarted.step) == ("broken", "register_model")
     # Training came from the cache and left nothing; the gate's pod never started.
     assert decide(tags(split_dataset="done", preflight="done"), {}, "FAILED").step == "launch_training"
+    # MLflow was away when the gate wrote; the pipeline succeeded, and the registration was skipped or had no name.
+    assert decide(tags(validation_gate="done"), {}, "SUCCEEDED").state == "refused"
+    assert decide(tags(validation_gate="done", register_model="done"), {}, "COMPLETE").state == "passed"
+    assert decide(tags(), {}, "").state == "broken"
     # The exit handler's own tag is not a step of the run.
     assert decide(tags(record_outcome="started"), {"kfp_gate.verdict": "refused"}, "SUCCEEDED").state == "refused"
 

@@ -141,9 +141,15 @@ def decide(
         return RunOutcome("refused", reason=facts.get(VERDICT_TEXT_TAG, ""))
     if verdict == "passed" and not failed:
         return RunOutcome("passed", reason=facts.get(VERDICT_TEXT_TAG, ""))
+    if pipeline_state in SUCCEEDED:
+        # The gate's record is best effort. A run that succeeded and did not come to register was refused.
+        if any(tag.step == "register_model" for tag in steps):
+            return RunOutcome("passed", reason=_UNRECORDED)
+        return RunOutcome("refused", reason=_UNRECORDED)
     return RunOutcome("broken", _next_step({t.step for t in steps}), pipeline_error or _UNSTARTED)
 
 
+_UNRECORDED = "the gate's verdict was not written to MLflow; it is in the step's artifacts"
 _UNSTARTED = "the step left no trace: its pod did not start (image, quota, volume, node), or it could not reach MLflow"
 
 
