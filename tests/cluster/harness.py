@@ -1,13 +1,18 @@
 """Launch on the double and collect what the user sees."""
 
 import json
+import os
 import re
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from double import Cluster, JobHandle
+from double import Cluster, JobHandle, PodHandle
 from double.cluster import RUNTIME
 
 from kfp_gate.launching.api import Api
@@ -80,3 +85,51 @@ def neutral(text: str, folder: Path) -> str:
     text = re.sub(r"-node-0-(\d)-[0-9a-f]{5}", r"-node-0-\1-PODID", text)
     text = re.sub(r"waited \d+ s", "waited N s", text)
     return re.sub(r"127\.0\.0\.1:\d+", "SERVER", text)
+
+
+def run_for_real(folder: Path) -> Callable[[JobHandle], None]:
+    """A kubelet that runs what the pods say, as processes: the manifest's own command and environment.
+
+    Each pod gets a work folder of its own in place of its filesystem, and the variables that the real
+    controllers inject. What they write goes to the pod's log as it comes.
+    """
+
+    def script(job: JobHandle) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        pods = job.start()
+        processes = []
+        for rank in range(len(pods)):
+            command = [sys.executable if word == "python" else word for word in job.command]
+            work = folder / f"{job.name}-{rank}"
+            command[command.index("--work") + 1] = str(work)
+            world = str(len(pods))
+            injected = {"PET_NNODES": world, "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(rank),
+                        "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}  # fmt: skip
+            if job.resource.kind == "PyTorchJob":
+                injected |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": world, "RANK": str(rank)}
+            plain = {name: value for name, value in job.environment.items() if value}
+            environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"} | plain | injected
+            processes.append(
+                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            )
+        readers = [threading.Thread(target=_copy, args=pair) for pair in zip(processes, pods, strict=True)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            job.fail_as_jobset(pods)
+        else:
+            job.complete()
+
+    return script
+
+
+def _copy(process: "subprocess.Popen[bytes]", pod: PodHandle) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        pod.write(line.rstrip(b"\n"))
+    pod.exit(process.wait())

@@ -7,6 +7,7 @@ not wrap (a dead server is a urllib3 error, not an `ApiException`) is wrapped he
 
 import json
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -163,8 +164,10 @@ def connect() -> tuple[Api, str]:
         namespace = (SERVICE_ACCOUNT / "namespace").read_text().strip() or namespace
     except (config.ConfigException, OSError):
         try:
-            config.load_kube_config(client_configuration=configuration)
-            _, active = config.list_kube_config_contexts()
+            # The client reads KUBECONFIG once, when it is imported; we read it now.
+            path = os.environ.get("KUBECONFIG")
+            config.load_kube_config(config_file=path, client_configuration=configuration)
+            _, active = config.list_kube_config_contexts(config_file=path)
             namespace = active.get("context", {}).get("namespace") or namespace
         except (config.ConfigException, OSError, TypeError) as error:
             raise InvalidInput(
