@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from launch import Rank, start
-from scene import SCALED, Scene, make_scene
 
 from kfp_gate.data.manifest import read_manifest
 from kfp_gate.evaluation.evaluate import evaluate
@@ -22,6 +20,9 @@ from kfp_gate.evaluation.model_folder import read_card, read_fingerprints
 from kfp_gate.evaluation.predict import Detector, PredictSettings
 from kfp_gate.observing.timeline import read_timeline
 from kfp_gate.training.spec import TrainingSpec
+
+from .launch import Rank, start
+from .scene import SCALED, Scene, make_scene
 
 pytestmark = pytest.mark.all_only
 

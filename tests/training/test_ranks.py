@@ -22,6 +22,11 @@ def test_trainjob_with_one_process_per_pod() -> None:
     assert read_ranks(env) == Ranks(2, 3, 0, 1, 2, "job-0", 29400)
 
 
+def test_trainjob_that_leaves_the_number_of_processes_to_torchrun() -> None:
+    found = read_ranks({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1"})
+    assert (found.rank, found.world_size, found.local_world_size) == (1, 2, 1)
+
+
 def test_pytorchjob_with_one_process_per_pod_has_no_local_rank() -> None:
     found = read_ranks({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "m", "MASTER_PORT": "23456"})
     assert (found.rank, found.world_size, found.local_rank, found.node_rank) == (1, 2, 0, 1)

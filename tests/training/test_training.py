@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scene import SCALED, Scene, make_scene
 
 from kfp_gate.data.manifest import read_manifest
 from kfp_gate.errors import InvalidInput
@@ -19,6 +18,8 @@ from kfp_gate.observing.timeline import read_timeline
 from kfp_gate.training import base_model, report
 from kfp_gate.training.checkpoints import find_latest
 from kfp_gate.training.spec import TrainingSpec
+
+from .scene import SCALED, Scene, make_scene
 
 CLASSES = ("square", "원뿔 (소형)", "50% @night", "ghost")
 MONITORS = ("map50_95", "class/원뿔 (소형)/map50", "false_alarm_rate")

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scene import make_scene
 
 from kfp_gate.data.manifest import read_manifest
 from kfp_gate.data.materialize import materialize
 from kfp_gate.training import trainer as ours_source
+
+from .scene import make_scene
 
 pytestmark = pytest.mark.all_only
 
@@ -28,7 +29,8 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     manifests = {"train": read_manifest(scene.train), "val": read_manifest(scene.val)}
     data = materialize(manifests, home / "data")
     done = subprocess.run(
-        [sys.executable, str(HERE / "upstream_probe.py"), str(home), str(data.data_yaml)], capture_output=True, text=True,
+        [sys.executable, str(HERE / "upstream_probe.py"), str(home), str(data.data_yaml)], capture_output=True,
+        text=True,
         timeout=240,
     )  # fmt: skip
     assert "FOUND " in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]

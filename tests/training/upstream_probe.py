@@ -28,7 +28,8 @@ def main(folder: Path, data: Path) -> dict[str, Any]:
     # A group of one stands for the real one: only what happens on this rank is looked at.
     dist.init_process_group("gloo", init_method=f"file://{folder / 'group'}", rank=0, world_size=1)
     trainer = DetectionTrainer(overrides={
-        "model": "yolo11n.yaml", "data": str(data), "epochs": 4, "imgsz": 64, "batch": 4, "device": "cpu", "plots": False,
+        "model": "yolo11n.yaml", "data": str(data), "epochs": 4, "imgsz": 64, "batch": 4, "device": "cpu",
+        "plots": False,
         "project": str(folder / "runs"), "name": "probe", "workers": 0, "amp": False,
     })  # fmt: skip
     found["world_size"] = trainer.world_size

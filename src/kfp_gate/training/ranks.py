@@ -64,7 +64,9 @@ def read_ranks(environment: Mapping[str, str] | None = None) -> Ranks:
         local = number("LOCAL_RANK", 0)
         node = number("GROUP_RANK", number("PET_NODE_RANK", rank // max(local_world, 1)))
     elif "PET_NNODES" in env:
-        nodes, local_world = number("PET_NNODES", 1), number("PET_NPROC_PER_NODE", 1)
+        # "auto", "gpu" and "cpu" leave the number to torchrun, which did not start this process: it is the only one.
+        automatic = env.get("PET_NPROC_PER_NODE", "") in ("auto", "gpu", "cpu")
+        nodes, local_world = number("PET_NNODES", 1), 1 if automatic else number("PET_NPROC_PER_NODE", 1)
         if local_world > 1:
             raise _refused(
                 f"PET_NPROC_PER_NODE={local_world} without RANK", "one process per pod, or torchrun as the command"

@@ -90,6 +90,7 @@ class Tracker:
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
             os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
             os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+            os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
             os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
             self._thread = threading.Thread(target=self._deliver, name="kfp-gate-tracking", daemon=True)
             self._thread.start()
