@@ -39,6 +39,13 @@ def test_all_bounds_hold_together_in_the_asked_share_of_fresh_resamples():
     assert (fresh >= alone).all(axis=1).mean() < 0.75
 
 
+def test_nothing_is_asked_for_that_the_evidence_cannot_carry():
+    """All found so far does not prove that all will be."""
+    perfect = evaluation({"cone": 1.0}, images=20, false_rate=0.0)
+    bound = suggest(perfect, metrics=["recall"]).class_thresholds["cone"]["recall"]["min"]
+    assert 0.85 < bound < 0.98
+
+
 def test_what_cannot_be_asked_for_is_named():
     found = suggest(evaluation({**SKILL, "absent": 0.9}, absent=("absent",)), resamples=200)
     assert "absent" not in found.class_thresholds

@@ -8,14 +8,16 @@ rarely.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kfp_gate.errors import InvalidInput
-from kfp_gate.evaluation.bootstrap import resample
+from kfp_gate.evaluation.bootstrap import Resamples, resample
 from kfp_gate.evaluation.evaluate import Evaluation
+from kfp_gate.evaluation.intervals import FEW, wilson
 from kfp_gate.gate.wording import metric_word
 from kfp_gate.metric_names import LOWER_IS_BETTER, METRICS, parse, per_class
 
@@ -83,7 +85,7 @@ def suggest(
         )  # fmt: skip
     signs = np.array([-1.0 if parse(names[i]).metric in LOWER_IS_BETTER else 1.0 for i in kept])
     samples, point = drawn.samples[:, kept] * signs, drawn.point[kept]
-    bounds, passed = _joint_bounds(samples, share)
+    bounds, passed = _joint_bounds(samples, _provable(drawn, kept, signs, share), share)
     thresholds: dict[str, dict[str, dict[str, float]]] = {}
     for i, bound, sign in zip(kept, bounds, signs, strict=True):
         name = parse(names[i])
@@ -116,13 +118,29 @@ def _with_evidence(
     return kept
 
 
-def _joint_bounds(samples: NDArray[np.float64], share: float) -> tuple[list[float], float]:
+def _provable(drawn: Resamples, kept: list[int], signs: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+    """The highest bound that each value's evidence can carry, in the direction of `signs`.
+
+    Resamples of a set without a single failure know no failure: 45 cones, all found, would be asked for again for ever.
+    Where failures (or successes) are that few, no more is asked for than Wilson's limit of the share.
+    """
+    z = NormalDist().inv_cdf(share)
+    most = np.full(len(kept), np.inf)
+    for at, (i, sign) in enumerate(zip(kept, signs, strict=True)):
+        point, trials = float(drawn.point[i]), int(drawn.trials[i])
+        if trials and min(point, 1 - point) * trials < FEW:
+            low, high = wilson(point, trials, z)
+            most[at] = low if sign > 0 else -high
+    return most
+
+
+def _joint_bounds(samples: NDArray[np.float64], most: NDArray[np.float64], share: float) -> tuple[list[float], float]:
     """The highest common quantile whose bounds, rounded down to cents, hold together in the share of resamples."""
     ordered = np.sort(samples, axis=0)  # NaN last
 
     def at(step: int) -> tuple[NDArray[np.float64], float]:
         row = ordered[int(step / _STEPS * (len(ordered) - 1))]
-        bounds = np.floor(np.where(np.isnan(row), ordered[0], row) * 100 + 1e-9) / 100
+        bounds = np.floor(np.minimum(np.where(np.isnan(row), ordered[0], row), most) * 100 + 1e-9) / 100
         return bounds, float((samples >= bounds - 1e-9).all(axis=1).mean())
 
     low, high = 0, _STEPS

@@ -142,7 +142,8 @@ def _jpeg(path: Path) -> str | None:
         upright.thumbnail((SIDE, SIDE))
         out = io.BytesIO()
         upright.save(out, "JPEG", quality=72)
-    except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises on files it cannot read
+    # What Pillow raises on files that it cannot read, or that are too large to be safe. A report does without them.
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         log.warning("no thumbnail of %s: %s", path.name, type(error).__name__)
         return None
     return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
