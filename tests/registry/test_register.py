@@ -1,6 +1,7 @@
 """Registered once, verified, and never without a verdict that passed."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,17 @@ def test_the_alias_moves_only_from_where_the_gate_saw_it(
     assert (champion.version, champion.sha256) == (3, sha[three])
     assert fetch_champion("det", "other", tmp_path / "champion", tracking_uri=tracking_uri) is None
     assert fetch_champion("nothing", "champion", tmp_path / "champion", tracking_uri=tracking_uri) is None
+
+
+@pytest.mark.parametrize("own", [None, "http://127.0.0.1:9"])
+def test_the_environment_is_left_as_it_was(
+    own: str | None, tracking_uri: str, make_model: Make, make_verdict: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if own:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", own)
+    model = make_model()
+    register_model(model, make_verdict(model), name="det", tracking_uri=tracking_uri)
+    assert os.environ.get("MLFLOW_TRACKING_URI") == own
 
 
 def test_no_alias_is_touched_where_none_is_asked_for(tracking_uri: str, make_model: Make, make_verdict: Make) -> None:

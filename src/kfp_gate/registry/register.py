@@ -6,6 +6,7 @@ then a version is made; the alias moves last. A step killed anywhere leaves at m
 
 import json
 import logging
+import os
 import re
 import shutil
 import uuid
@@ -20,6 +21,7 @@ from kfp_gate.errors import Broken, InvalidInput, KfpGateError
 from kfp_gate.evaluation.model_folder import ModelCard, read_card
 from kfp_gate.gate.verdict import Verdict, read_verdict
 from kfp_gate.metric_names import parse, to_mlflow
+from kfp_gate.registry.addresses import URI_VARIABLE
 from kfp_gate.registry.alias import move_alias
 from kfp_gate.registry.artifacts import digests, get_folder, put_folder
 from kfp_gate.registry.names import check_names
@@ -203,8 +205,15 @@ def _create_version(tracking: Tracking, name: str, model_id: str, tags: Mapping[
     # With a sqlite file MLflow looks the logged model up through its process-wide default, not through our client.
     from mlflow.tracking._tracking_service.utils import _use_tracking_uri
 
-    with _use_tracking_uri(tracking.address.uri):
-        create()
+    own = os.environ.get(URI_VARIABLE)
+    try:
+        with _use_tracking_uri(tracking.address.uri):
+            create()
+    finally:
+        # MLflow keeps its default in the environment, too, and empties it on the way back.
+        os.environ.pop(URI_VARIABLE, None)
+        if own is not None:
+            os.environ[URI_VARIABLE] = own
 
 
 def _compare(sent: Mapping[str, str], back: Mapping[str, str], model: Any) -> None:
