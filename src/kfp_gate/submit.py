@@ -16,6 +16,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 
 from kfp_gate.errors import InvalidInput, Problem, Unavailable, hide_secrets
 from kfp_gate.guessing import difference
+from kfp_gate.metric_names import METRICS
 from kfp_gate.parameters import Parameter, check, declared_in, pipeline_spec
 
 ANSWER_SECONDS = 60.0
@@ -303,9 +304,9 @@ def _check_thresholds(values: Mapping[str, Any]) -> None:
         return
     from kfp_gate.gate.settings import gate_settings
 
-    # `min_instances` starts like a bound and is none; the settings know it by its own name.
     own = ("class_thresholds", "min_instances", "waivers", "decide", "on_insufficient")
-    bounds = [name for name in values if name.startswith(("min_", "max_"))]
+    # By the metric and not by the prefix: `min_instances` and `min_test_instances` are no bounds.
+    bounds = [name for name in values if name.startswith(("min_", "max_")) and name[4:] in METRICS]
     classes = {match[1] for key in values["class_thresholds"] if (match := _CLASS_KEY.match(str(key)))}
     gate_settings(**{name: values[name] for name in {*own, *bounds} if name in values}).check(sorted(classes))
 
