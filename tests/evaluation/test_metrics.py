@@ -161,3 +161,13 @@ def test_judging_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "hidden\n", done.stderr
+
+
+def test_best_first_is_a_stable_sort() -> None:
+    from kfp_gate.evaluation.columns import best_first
+
+    rng = np.random.default_rng(0)
+    scores = np.concatenate([rng.normal(0, 1, 500), np.round(rng.random(500), 1), [0.0, -0.0, 1.0, -1.0, 1e-40]])
+    scores = rng.permutation(scores).astype(np.float32)
+    np.testing.assert_array_equal(best_first(scores), np.argsort(-scores, kind="stable"))
+    assert len(best_first(np.zeros(0, np.float32))) == 0

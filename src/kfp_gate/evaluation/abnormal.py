@@ -38,12 +38,13 @@ def _is_outside(boxes: NDArray[np.float64], sizes: NDArray[np.int32]) -> NDArray
     known: NDArray[np.bool_] = sizes.min(axis=1, initial=1) > 0
     if not known.any():
         return known
-    limit = sizes.astype(np.float64)
-    low, high = boxes[:, :2], boxes[:, :2] + boxes[:, 2:]
-    centre = (low + high) / 2
-    inside = np.clip(np.minimum(high, limit) - np.maximum(low, 0.0), 0.0, None).prod(axis=1)
-    area = boxes[:, 2:].prod(axis=1)
-    away = ((centre < 0) | (centre > limit)).any(axis=1)
+    away, inside, area = np.zeros(len(boxes), bool), np.ones(len(boxes)), np.ones(len(boxes))
+    for axis in (0, 1):
+        low, side, limit = boxes[:, axis], boxes[:, axis + 2], sizes[:, axis]
+        centre = low + side / 2
+        away |= (centre < 0) | (centre > limit)
+        inside *= np.maximum(np.minimum(low + side, limit) - np.maximum(low, 0.0), 0.0)
+        area *= side
     found: NDArray[np.bool_] = known & (away | (inside < (1 - OUTSIDE_SHARE) * area))
     return found
 
@@ -54,24 +55,32 @@ def _duplicates(group: NDArray[np.int64], boxes: NDArray[np.float64]) -> NDArray
     Two boxes of that overlap have nearly the same left edge: within (1 - iou) of the wider one's width. So they are
     sorted by it, and each is compared with its next neighbours only while the edge allows: about D log D.
     """
+    if len(group) < 2:
+        return np.zeros(0, np.int64)
     left = boxes[:, 0]
-    order = np.lexsort((left, group))
-    g, x, w = group[order], left[order], boxes[order, 2]
-    reach = x + w * (1 - DUPLICATE_IOU) / DUPLICATE_IOU
+    low, high = float(left.min()), float(left.max())
+    # One key of group and edge: a single sort of floats is three times as fast as two stable ones.
+    change = np.cumsum(np.r_[0, group[1:] != group[:-1]])
+    order = np.argsort(change + (left - low) / (2 * (high - low) + 1))
+    g = group[order]
+    x, y, w, h = np.ascontiguousarray(boxes[order].T)
+    shift = (1 - DUPLICATE_IOU) / DUPLICATE_IOU
+    reach, slack = x + w * shift, h * shift
     found: list[NDArray[np.int64]] = []
-    active = np.arange(max(len(order) - 1, 0))
+    active = np.arange(len(order) - 1)
     step = 1
     while len(active):
         other = active + step
-        close = (g[other] == g[active]) & (x[other] <= reach[active])
+        close = (x[other] <= reach[active]) & (g[other] == g[active])
         active, other = active[close], other[close]
-        a, b = order[active], order[other]
-        low = np.maximum(boxes[a, :2], boxes[b, :2])
-        high = np.minimum(boxes[a, :2] + boxes[a, 2:], boxes[b, :2] + boxes[b, 2:])
-        intersection = np.clip(high - low, 0.0, None).prod(axis=1)
-        union = boxes[a, 2:].prod(axis=1) + boxes[b, 2:].prod(axis=1) - intersection
-        same = (intersection >= DUPLICATE_IOU * union) & (union > 0)
-        found.append(np.maximum(a[same], b[same]))
+        near = np.abs(y[other] - y[active]) <= slack[active]
+        a, b = active[near], other[near]
+        width = np.minimum(x[a] + w[a], x[b] + w[b]) - np.maximum(x[a], x[b])
+        height = np.minimum(y[a] + h[a], y[b] + h[b]) - np.maximum(y[a], y[b])
+        shared = np.maximum(width, 0.0) * np.maximum(height, 0.0)
+        union = w[a] * h[a] + w[b] * h[b] - shared
+        same = (shared >= DUPLICATE_IOU * union) & (union > 0)
+        found.append(np.maximum(order[a[same]], order[b[same]]))
         step += 1
         active = active[active + step < len(order)]
-    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+    return np.unique(np.concatenate(found))

@@ -193,6 +193,20 @@ def join(parts: list[dict[str, NDArray[Any]]]) -> Records:
     return Records(**{n: v[index[_AXIS[n]]] for n, v in joined.items()})
 
 
+def best_first(scores: NDArray[np.float32]) -> NDArray[np.int64]:
+    """(n,) the order by falling score, equal scores as they come.
+
+    Scores and positions make one 64-bit key each. Sorting those is three times as fast as a stable sort of floats.
+    """
+    bits = (scores + np.float32(0)).view(np.uint32)  # adding 0 makes -0.0 equal to 0.0
+    # Floats order like integers but for the sign: flip all bits of the negative ones, the sign bit of the others.
+    falling = np.where(bits >> np.uint32(31), bits, bits ^ np.uint32(0x7FFFFFFF))
+    keys = (falling.astype(np.uint64) << np.uint64(32)) | np.arange(len(scores), dtype=np.uint64)
+    keys.sort()
+    order: NDArray[np.int64] = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    return order
+
+
 def _spread(counts: NDArray[np.int32], order: NDArray[np.int64]) -> NDArray[np.int64]:
     """Row indices that bring segments of the given lengths into a new order."""
     starts = np.cumsum(counts, dtype=np.int64) - counts

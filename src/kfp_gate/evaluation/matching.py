@@ -5,8 +5,8 @@ served by falling score; each takes the free object of largest overlap at or abo
 regions and objects outside a size band never count, and a detection that falls on one is ignored. Equal
 scores keep their input order, and of two equal overlaps the later object wins, as there.
 
-The work is vectorised across images, classes and the ten thresholds: in round `r` the r-th candidate of every
-(image, class) group is served. A loop over images costs about five times the CPU.
+The work is vectorised across images, classes and the ten thresholds: in turn `r` the r-th candidate of every (image,
+class) group is served. A loop over images costs about ten times the CPU.
 
 Shape legend: D detections, G objects, P pairs whose overlap reaches the lowest threshold, T = 10 thresholds.
 """
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint16]
 
-_BIT = (1 << np.arange(10)).astype(np.uint16)
+_REACH = ((1 << np.arange(11)) - 1).astype(np.uint16)
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,24 @@ class Pairs:
     det: Ints  # (P,) non-decreasing
     gt: Ints  # (P,)
     iou: Floats  # (P,)
-    best: Floats  # (D,) largest overlap of each detection with an object of its class, below the threshold too
+    best: Floats  # (D,) largest overlap of each detection with an object of its class; zeros if not wanted
 
 
-def find_pairs(groups: Groups) -> Pairs:
+def find_pairs(groups: Groups, *, want_best: bool = False) -> Pairs:
     """All pairs at or above the lowest threshold. Overlaps in the floating-point steps of pycocotools' `bbIou`."""
-    starts = np.searchsorted(groups.gt_group, groups.det_group, side="left")
-    counts = np.searchsorted(groups.gt_group, groups.det_group, side="right") - starts
+    # Groups repeat: look each up once.
+    change = np.r_[True, groups.det_group[1:] != groups.det_group[:-1]][: len(groups.det_group)]
+    own = groups.det_group[change]
+    run = np.cumsum(change) - 1
+    low = np.searchsorted(groups.gt_group, own, side="left")
+    starts, counts = low[run], (np.searchsorted(groups.gt_group, own, side="right") - low)[run]
     det = np.repeat(np.arange(len(counts)), counts)
     offset = np.cumsum(counts) - counts
     gt = np.arange(len(det)) + np.repeat(starts - offset, counts)
     iou = overlaps(groups.det_boxes[det], groups.gt_boxes[gt], groups.gt_crowd[gt])
     best = np.zeros(len(counts))
     with_truth = counts > 0
-    if with_truth.any():
+    if want_best and with_truth.any():
         best[with_truth] = np.maximum.reduceat(iou, offset[with_truth])
     keep = iou >= IOU_THRESHOLDS[0]
     return Pairs(det[keep], gt[keep], iou[keep], best)
@@ -87,6 +91,8 @@ def overlaps(a: Floats, b: Floats, crowd: NDArray[np.bool_] | None = None) -> Fl
 def assign(groups: Groups, pairs: Pairs, gt_ignore: NDArray[np.bool_]) -> tuple[Bits, Bits]:
     """Serve the detections.
 
+    All ten thresholds are served at once: what a detection may take and what of an object is free are bit fields.
+
     Args:
         gt_ignore: (G,) objects that do not count: crowds, and those outside the size band.
 
@@ -97,39 +103,51 @@ def assign(groups: Groups, pairs: Pairs, gt_ignore: NDArray[np.bool_]) -> tuple[
     true_bits, ignored_bits = np.zeros(size, np.uint16), np.zeros(size, np.uint16)
     if len(pairs.det) == 0:
         return true_bits, ignored_bits
-    # 1. Within a detection: counting objects first, then larger overlap, then the later object.
-    order = np.lexsort((-pairs.gt, -pairs.iou, gt_ignore[pairs.gt], pairs.det))
-    det, gt, iou = pairs.det[order], pairs.gt[order], pairs.iou[order]
-    # 2. The round of each detection: its place among its group's detections that have any pair.
+    det, gt, reach = _by_preference(pairs, gt_ignore)
+    # 1. The turn of each pair: the place of its detection among its group's, and its own among the detection's.
     first = np.flatnonzero(np.r_[True, det[1:] != det[:-1]])
-    owner = det[first]
-    group = groups.det_group[owner]
-    group_first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
-    rounds = np.arange(len(owner)) - np.repeat(group_first, np.diff(np.r_[group_first, len(owner)]))
     lengths = np.diff(np.r_[first, len(det)])
-    by_round = np.argsort(rounds, kind="stable")
-    ends = np.cumsum(np.bincount(rounds))
-    # 3. Serve. `free` falls as objects are taken; crowds stay free for any number of detections.
-    reaches = iou[:, None] >= IOU_THRESHOLDS
-    free = np.ones((len(groups.gt_group), 10), bool)
-    for begin, end in zip(np.r_[0, ends[:-1]], ends, strict=True):
-        served = by_round[begin:end]
-        count = lengths[served]
-        start = np.cumsum(count) - count
-        rows = np.arange(count.sum()) + np.repeat(first[served] - start, count)
-        available = reaches[rows] & free[gt[rows]]
-        place = np.where(available, np.arange(len(rows))[:, None], len(rows))
-        chosen = np.minimum.reduceat(place, start)
-        hit, at = np.nonzero(chosen < len(rows))
-        taken = gt[rows[chosen[hit, at]]]
-        lasting = ~groups.gt_crowd[taken]
-        free[taken[lasting], at[lasting]] = False
-        ignored = gt_ignore[taken]
-        for bits, which in ((true_bits, ~ignored), (ignored_bits, ignored)):
-            matrix = np.zeros((len(served), 10), np.uint16)
-            matrix[hit[which], at[which]] = 1
-            bits[owner[served]] = matrix @ _BIT
+    group = groups.det_group[det[first]]
+    group_first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
+    turn = np.arange(len(first)) - np.repeat(group_first, np.diff(np.r_[group_first, len(first)]))
+    wish = np.arange(len(det)) - np.repeat(first, lengths)
+    key = np.repeat(turn, lengths) * (int(wish.max()) + 1) + wish
+    order = np.argsort(key, kind="stable")
+    ends = np.flatnonzero(np.r_[np.diff(key[order]) > 0, True]) + 1
+    # 2. Serve, turn by turn. `free` falls as objects are taken; crowds stay free for any number of detections.
+    det, gt, reach = det[order], gt[order], reach[order]
+    ignored, lasting = gt_ignore[gt], np.where(groups.gt_crowd, np.uint16(0), np.uint16(0xFFFF))
+    any_ignored = bool(ignored.any())
+    free = np.full(len(groups.gt_group), 0xFFFF, np.uint16)
+    begin = 0
+    for end in ends.tolist():
+        d, g = det[begin:end], gt[begin:end]
+        got = reach[begin:end] & free[g] & ~(true_bits[d] | ignored_bits[d])
+        free[g] &= ~(got & lasting[g])
+        if any_ignored:
+            no_count = ignored[begin:end]
+            true_bits[d] |= np.where(no_count, np.uint16(0), got)
+            ignored_bits[d] |= np.where(no_count, got, np.uint16(0))
+        else:
+            true_bits[d] |= got
+        begin = end
     return true_bits, ignored_bits
+
+
+def _by_preference(pairs: Pairs, gt_ignore: NDArray[np.bool_]) -> tuple[Ints, Ints, Bits]:
+    """Detection, object and reached thresholds of every pair. Within a detection: counting objects first, then the
+    larger overlap, then the later object."""
+    det, gt, iou = pairs.det, pairs.gt, pairs.iou
+    # Most detections have one pair and need no order.
+    same = det[1:] == det[:-1]
+    several = np.flatnonzero(np.r_[same, False] | np.r_[False, same])
+    if len(several):
+        d, g = det[several], gt[several]
+        order = np.lexsort((-g, -iou[several], gt_ignore[g], d))
+        gt, iou = gt.copy(), iou.copy()
+        gt[several], iou[several] = g[order], pairs.iou[several][order]
+    reached = np.searchsorted(IOU_THRESHOLDS, iou, side="right")
+    return det, gt, _REACH[reached]
 
 
 def assign_within(groups: Groups, pairs: Pairs, area_range: tuple[float, float]) -> tuple[Bits, Bits]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kfp_gate.errors import InvalidInput
-from kfp_gate.evaluation.columns import BEYOND_LIMIT, Records
+from kfp_gate.evaluation.columns import BEYOND_LIMIT, Records, best_first
 from kfp_gate.evaluation.rates import (
     CALIBRATION_BINS,
     NotComputed,
@@ -160,7 +160,7 @@ def rows_by_class(records: Records, class_count: int) -> list[Rows]:
     found = []
     for k in range(class_count):
         rows = np.flatnonzero(records.classes == k).astype(np.int32)
-        found.append(rows[np.argsort(-records.scores[rows], kind="stable")])
+        found.append(rows[best_first(records.scores[rows])])
     return found
 
 

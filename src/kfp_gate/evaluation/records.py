@@ -4,6 +4,7 @@ See `columns` for what a record holds. Imports neither torch nor ultralytics.
 """
 
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from kfp_gate.errors import Broken, InvalidInput
 from kfp_gate.evaluation import matching
 from kfp_gate.evaluation.abnormal import abnormal_bits
 from kfp_gate.evaluation.box_reference import BoxReference
-from kfp_gate.evaluation.columns import ABSURD, BEYOND_LIMIT, Records, columns, concat, empty, join
+from kfp_gate.evaluation.columns import ABSURD, BEYOND_LIMIT, Records, best_first, columns, concat, empty, join
 
 __all__ = ["COCO_MAX_DETECTIONS", "Matcher", "Records", "concat", "empty", "match", "truth_pixels"]
 
@@ -42,9 +43,17 @@ class Matcher:
         class_count: classes of the data set; at most 32767.
         detail: also keep the columns of a stored evaluation.
         reference: box shapes of the training set; marks boxes that are absurd against it.
+        abnormal: whether to look for abnormal boxes; about a third of the work.
     """
 
-    def __init__(self, class_count: int, *, detail: bool = False, reference: BoxReference | None = None) -> None:
+    def __init__(
+        self,
+        class_count: int,
+        *,
+        detail: bool = False,
+        reference: BoxReference | None = None,
+        abnormal: bool = True,
+    ) -> None:
         if not 0 < class_count <= np.iinfo(np.int16).max:
             raise InvalidInput(
                 f"{class_count} classes", expected="1 to 32767", where="Matcher",
@@ -56,7 +65,7 @@ class Matcher:
                 f"a box reference of {len(reference.counts)} classes", expected=f"{class_count}", where="Matcher",
                 next_step="make it from a manifest with the same classes",
             )  # fmt: skip
-        self._detail = detail
+        self._detail, self._abnormal = detail, abnormal
         self._reference = reference
         self._parts: list[dict[str, NDArray[Any]]] = []
         self._pending: list[tuple[Any, ...]] = []
@@ -98,16 +107,16 @@ class Matcher:
         problem = ""
         if not len(s) == len(b) == len(c) or not len(tb) == len(tc) == len(cr):
             problem = f"{len(b)} boxes, {len(s)} scores, {len(c)} classes; {len(tb)} objects, {len(tc)} classes"
-        elif not (np.isfinite(s).all() and np.isfinite(b).all() and np.isfinite(tb).all()):
+        elif not isfinite(float(s.sum()) + float(b.sum()) + float(tb.sum())):  # any NaN or inf reaches the sum
             problem = "a score or box that is not finite"
-        elif any(len(k) and not (k.min() >= 0 and k.max() < self._class_count) for k in (c, tc)):
+        elif any(len(k) and k.view(np.uint64).max() >= self._class_count for k in (c, tc)):  # -1 is very large so
             problem = f"a class index outside 0..{self._class_count - 1}"
         if problem:
             raise Broken(
                 problem, expected="one finite score, box and known class per detection and object",
                 where=f"image {image} of the evaluation", next_step="check the model's output on this image",
             )  # fmt: skip
-        order = np.argsort(-s, kind="stable")
+        order = best_first(s)
         absurd = np.zeros(len(s), bool)
         if self._reference is not None and size is not None:
             absurd = self._reference.absurd(b, c, *size)
@@ -126,7 +135,7 @@ class Matcher:
 
     def _flush(self) -> None:
         if self._pending:
-            self._parts.append(columns(_match_chunk(self._pending, self._class_count, self._detail)))
+            self._parts.append(columns(_match_chunk(self._pending, self._class_count, self._detail, self._abnormal)))
             self._pending, self._detections, self._pairs = [], 0, 0
 
 
@@ -142,7 +151,7 @@ def match(images: Iterable[tuple[Any, ...]], class_count: int, *, detail: bool =
     return matcher.finish()
 
 
-def _match_chunk(pending: list[tuple[Any, ...]], class_count: int, detail: bool) -> Records:
+def _match_chunk(pending: list[tuple[Any, ...]], class_count: int, detail: bool, abnormal: bool) -> Records:
     counts = np.array([len(p[2]) for p in pending], np.int32)
     truth_counts = np.array([len(p[5]) for p in pending], np.int32)
     boxes, scores, classes = (np.concatenate([p[i] for p in pending]) for i in (1, 2, 3))
@@ -152,17 +161,19 @@ def _match_chunk(pending: list[tuple[Any, ...]], class_count: int, detail: bool)
     image = np.repeat(np.arange(len(pending)), counts)
     # Groups by (image, class). Both sorts are stable: input order breaks ties, as in pycocotools.
     key, truth_key = _keys(counts, classes, class_count), _keys(truth_counts, truth_classes, class_count)
-    order, truth_order = np.argsort(key, kind="stable"), np.argsort(truth_key, kind="stable")
+    small = len(pending) * class_count < 1 << 16  # sixteen bits are sorted by radix
+    order, truth_order = (np.argsort(k.astype(np.uint16) if small else k, kind="stable") for k in (key, truth_key))
     xywh, truth_xywh = _xywh(boxes), _xywh(truth)
     groups = matching.Groups(
         key[order], xywh[order], truth_key[truth_order], truth_xywh[truth_order], crowd[truth_order]
     )
-    pairs = matching.find_pairs(groups)
+    pairs = matching.find_pairs(groups, want_best=detail)
     true, ignored = matching.assign(groups, pairs, groups.gt_crowd)
     first = np.searchsorted(groups.det_group, groups.det_group, side="left")
     beyond = np.arange(len(order)) - first >= COCO_MAX_DETECTIONS
     bits = true | np.where(beyond, np.uint16(BEYOND_LIMIT), np.uint16(0))
-    bits |= abnormal_bits(groups.det_group, groups.det_boxes, sizes[image[order]])
+    if abnormal:
+        bits |= abnormal_bits(groups.det_group, groups.det_boxes, sizes[image[order]])
     flags = crowd.astype(np.uint8)
     for place, area_range in enumerate(matching.AREA_RANGES.values()):
         flags |= (~matching.outside(truth_xywh, area_range)).astype(np.uint8) << np.uint8(place + 1)
