@@ -402,6 +402,14 @@ def test_gates_are_found_in_any_pipeline(tmp_path: Path) -> None:
     assert found.registering == ("act",)
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "compiled").glob("*.yaml")), ids=lambda f: f.stem)
+def test_the_gate_of_every_shipped_pipeline_is_found(file: Path) -> None:
+    found = following.tasks_of(pipeline_spec(file.read_text(encoding="utf-8")))
+    if "register-model" in found.steps:
+        assert len(found.conditions) == 1 and found.registering == ("register-model",)
+        assert found.optional_name
+
+
 def test_a_pipeline_without_a_gate_passes_by_succeeding(tmp_path: Path) -> None:
     tasks = following.Tasks(("a",), (), ())
 
@@ -426,3 +434,13 @@ def test_parameters_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     listed = json.loads(capsys.readouterr().out)
     assert set(listed) == set(names)
     assert all(p["description"] for p in listed.values())
+
+
+def test_the_manual_names_every_option() -> None:
+    from typer.main import get_command
+
+    manual = (ROOT / "docs" / "authoring.md").read_text(encoding="utf-8")
+    options = get_command(cli.app).commands["submit"].params  # type: ignore[attr-defined]
+    flags = {flag for o in options for flag in o.opts if flag.startswith("--")} - {"--token", "--parameter"}
+    missing = [flag for flag in flags if flag not in manual and f"--no-{flag[2:]}" not in manual]
+    assert missing == []
