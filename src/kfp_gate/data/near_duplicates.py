@@ -6,6 +6,7 @@ one, their remaining bits are cut into pieces again.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,11 @@ from kfp_gate.data.components import components, shared_key_edges
 
 Hashes = NDArray[np.uint64]
 
-_CROWDED = 192
-"""A bucket with more members is divided again instead of compared pair by pair."""
+_CROWDED = 1024
+"""A bucket with more members may be cut again instead of being compared pair by pair."""
+
+_AT_ONCE = 1 << 22
+"""Comparisons done in one block."""
 
 
 def near_pairs(hashes: Hashes, distance: int) -> tuple[Ints, Ints]:
@@ -119,29 +123,60 @@ def _joined(pairs: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
 
 
 def _pairs(hashes: Hashes, members: Ints, bits: Ints, distance: int) -> Iterator[tuple[Ints, Ints]]:
-    """Pairs among `members`, which agree on all positions that are not in `bits`."""
+    """Pairs among `members`, which agree on all positions that are not in `bits`.
+
+    Heaps of similar hashes share most pieces, so that cutting would only multiply the work: then each is compared with
+    each, which is never more than quadratic in the heap.
+    """
     if len(members) <= _CROWDED or len(bits) <= distance + 1:
-        a, b = np.triu_indices(len(members), 1)
-        yield _close(hashes, members[a], members[b], distance)
+        yield from _each_with_each(hashes, members, distance)
         return
-    for piece in np.array_split(bits, distance + 1):
-        mask = np.uint64(sum(1 << int(p) for p in piece))
-        keys = hashes[members] & mask
-        order = np.argsort(keys, kind="stable")
-        ordered, keys = members[order], keys[order]
-        starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-        counts = np.diff(np.concatenate([starts, [len(keys)]]))
-        left = np.setdiff1d(bits, piece)
-        for s, c in zip(starts[counts > _CROWDED].tolist(), counts[counts > _CROWDED].tolist(), strict=True):
-            yield from _pairs(hashes, ordered[s : s + c], left, distance)
+    cuts = [_buckets(hashes, members, piece) for piece in np.array_split(bits, distance + 1)]
+    if 2 * sum(int((cut.counts.astype(np.float64) ** 2).sum()) for cut in cuts) > len(members) ** 2:
+        yield from _each_with_each(hashes, members, distance)
+        return
+    for cut in cuts:
+        crowded = cut.counts > _CROWDED
+        left = np.setdiff1d(bits, cut.piece)
+        for s, c in zip(cut.starts[crowded].tolist(), cut.counts[crowded].tolist(), strict=True):
+            yield from _pairs(hashes, cut.ordered[s : s + c], left, distance)
         # All small buckets at once: compare each member with the one `gap` further on, while that is in its bucket.
-        remaining = np.repeat(np.where(counts > _CROWDED, 0, starts + counts), counts) - np.arange(len(keys))
+        ends = np.repeat(np.where(crowded, 0, cut.starts + cut.counts), cut.counts)
+        remaining = ends - np.arange(len(members))
         at = np.flatnonzero(remaining > 1)
         gap = 1
         while len(at):
-            yield _close(hashes, ordered[at], ordered[at + gap], distance)
+            yield _close(hashes, cut.ordered[at], cut.ordered[at + gap], distance)
             gap += 1
             at = at[remaining[at] > gap]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Members ordered by one piece of their hashes, and where each bucket begins."""
+
+    piece: Ints
+    ordered: Ints
+    starts: Ints
+    counts: Ints
+
+
+def _buckets(hashes: Hashes, members: Ints, piece: Ints) -> _Cut:
+    keys = hashes[members] & np.uint64(sum(1 << int(p) for p in piece))
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    return _Cut(piece, members[order], starts, np.diff(np.concatenate([starts, [len(keys)]])))
+
+
+def _each_with_each(hashes: Hashes, members: Ints, distance: int) -> Iterator[tuple[Ints, Ints]]:
+    """Blocks of rows against all later members: memory is bounded whatever the heap."""
+    rows = max(1, _AT_ONCE // max(len(members), 1))
+    for start in range(0, len(members), rows):
+        block, later = members[start : start + rows], members[start:]
+        near = np.bitwise_count(hashes[block][:, None] ^ hashes[later][None]) <= distance
+        i, j = np.nonzero(np.triu(near, 1))
+        yield block[i], later[j]
 
 
 def _close(hashes: Hashes, a: Ints, b: Ints, distance: int) -> tuple[Ints, Ints]:
