@@ -47,8 +47,12 @@ def make_scene(
                 pixels[y : y + h, x : x + w] = colour
                 boxes.append([label, (x + w / 2) / width, (y + h / 2) / height, w / width, h / height])
             offsets.append(len(boxes))
-            name = f"images/{split} {number:03d}.png"
+            name = f"images/{split} {number:03d}.{'jpg' if number == 1 else 'png'}"
             Image.fromarray(pixels).save(folder / name)
+            if number == 1:
+                # Upstream re-encodes JPEG files that do not end as they should, in place.
+                with (folder / name).open("ab") as handle:
+                    handle.write(b"\0\0")
             raw = (folder / name).read_bytes()
             row = (name, len(raw), width, height, hashlib.sha256(raw).hexdigest(), number, f"{split}-{number}")
             for key, value in zip(columns, row, strict=True):

@@ -31,6 +31,7 @@ class OutOfMemoryError(RuntimeError):
         (OutOfMemoryError("CUDA out of memory. Tried to allocate"), "memory", 137),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "memory", 137),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error."), "memory", 137),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "memory", 137),
         (RuntimeError("shapes do not match"), "broken", 1),
     ],
 )

@@ -4,7 +4,10 @@ Few starts, many assertions: a start of torch costs more than a training here.
 """
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from kfp_gate.evaluation.evaluate import evaluate
 from kfp_gate.evaluation.model_folder import read_card, read_fingerprints
 from kfp_gate.evaluation.predict import Detector, PredictSettings
 from kfp_gate.observing.timeline import read_timeline
+from kfp_gate.training.heartbeat import beat
 from kfp_gate.training.spec import TrainingSpec
 
 from .launch import Rank, start
@@ -341,6 +345,28 @@ def test_sigterm_ends_one_rank_with_evidence_and_the_others_with_it(three: tuple
     evidence = json.loads((ranks[2].folder / "5" / "rank2" / "failure-rank2.json").read_text())
     assert evidence["kind"] == "terminated" and evidence["phase"] in ("train", "validate", "checkpoint", "")
     assert list((place.home / "storage" / "slow" / "steps").glob("000001-*/manifest.json"))
+
+
+def test_torchrun_with_two_processes_on_one_node(place: Place, tmp_path: Path) -> None:
+    spec = Place(tmp_path, place.scene).spec("torchrun", epochs=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
+         "kfp_gate.training.worker", "--spec", spec["spec"], "--out", str(tmp_path / "out")],
+        capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "rank 0 of 2 on cpu, node 0" in done.stdout and "rank 1 of 2 on cpu, node 0" in done.stdout
+    assert json.loads((tmp_path / "out" / "training" / "record.json").read_text())["ranks"] == 2
+
+
+def test_a_training_that_nobody_follows_ends_itself(place: Place) -> None:
+    home = Place(place.home / "alone", place.scene)
+    plan = [{**home.spec("alone", epochs=500, heartbeat_bound_s=3.0), "fault": "slow_epochs"}]
+    beat(str(place_storage(home, "alone")))
+    (rank,) = start(home.home, place.scene.root, plan, ranks=1).wait(120)
+    assert rank.code == 143, rank.output[-2000:]
+    assert rank.failure["kind"] == "terminated" and "nobody follows this training any more" in rank.failure["message"]
+    assert (place_storage(home, "alone") / "evidence" / "failure-rank0.json").is_file()
 
 
 def place_storage(place: Place, name: str) -> Path:

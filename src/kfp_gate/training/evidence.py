@@ -67,7 +67,14 @@ def is_out_of_memory(error: BaseException) -> bool:
         if isinstance(seen, MemoryError) or type(seen).__name__ == "OutOfMemoryError":
             return True
         if isinstance(seen, RuntimeError | OSError) and any(
-            t in text for t in ("out of memory", "can't allocate memory", "cannot allocate memory", "bus error")
+            t in text
+            for t in (
+                "out of memory",
+                "can't allocate memory",
+                "cannot allocate memory",
+                "bus error",
+                "by signal: killed",
+            )
         ):
             return True
         seen = seen.__cause__ or seen.__context__

@@ -201,6 +201,16 @@ class Watch:
             except RuntimeError as error:
                 log.debug("the failure could not be told to the other ranks: %s", error)
 
+    def meet(self, name: str) -> None:
+        """Wait for all ranks, for as long as they live: a download may take one rank an hour longer than another,
+        which no collective's timeout should decide. A rank that fails meanwhile ends the wait through the watch."""
+        if self.thread is None:
+            return
+        self.store.set(f"meet/{name}/{self.group.rank}", "1")
+        keys = [f"meet/{name}/{rank}" for rank in range(self.group.size)]
+        while not self.store.check(keys):
+            time.sleep(0.05)
+
     def leave(self, *, wait_s: float = 15.0) -> None:
         """This rank ends and will beat no more; rank 0, which holds the store, waits for the others."""
         if self.thread is None:

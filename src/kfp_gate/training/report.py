@@ -52,6 +52,13 @@ def html(folder: Path) -> str:
     )  # fmt: skip
 
 
+def page(folder: Path) -> str:
+    """The report, or a page that says why there is none: a command of the user's own need not keep a record."""
+    if (folder / "record.json").is_file():
+        return html(folder)
+    return render("note.html", title="Training", text="The training command left no record.json to report on.")
+
+
 def _record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))

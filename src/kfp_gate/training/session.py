@@ -111,6 +111,7 @@ class Session:
         self.timeline.phase = "data"
         data = materialize(manifests, self.private / "data", source_uri=spec.source_uri or None)
         self.timeline.phase = ""
+        self.watch.meet("data")
         validation = Validation(
             manifests["val"], data.images["val"], group=group, settings=self._predict_settings(device),
             confidence=spec.confidence, bands=any("size/" in m for m in spec.monitors),
@@ -137,7 +138,7 @@ class Session:
         group.agree("training")
         if group.rank == 0:
             self._finish(course, manifests)
-        group.agree("model artifact")
+        self.watch.meet("model artifact")
         if self.sampler is not None:
             self.sampler.stop()
         self.watch.leave()

@@ -22,6 +22,8 @@ def prepare(private: Path, ranks: Ranks) -> None:
         ranks: who we are. Upstream reads RANK and LOCAL_RANK once at import, and only if WORLD_SIZE > 1.
     """
     os.environ.update(YOLO_OFFLINE="1", YOLO_AUTOINSTALL="0", YOLO_CONFIG_DIR=str(private))
+    # Weights are pickles: only what a detector needs may be built from one, even from a base model of one's own.
+    os.environ.setdefault("ULTRALYTICS_SAFE_LOAD", "1")
     os.environ.setdefault("YOLO_VERBOSE", "0")
     os.environ.setdefault("ULTRALYTICS_PLATFORM_URL", "http://127.0.0.1:9")
     if ranks.world_size > 1:
