@@ -18,11 +18,11 @@ from double.cluster import RUNTIME
 from kfp_gate.launching.api import Api
 from kfp_gate.launching.cluster import run_on_cluster
 from kfp_gate.launching.delivery import upload_folder
-from kfp_gate.launching.following import Patience
 from kfp_gate.launching.options import LaunchOptions
 from kfp_gate.launching.outcome import Outcome
 from kfp_gate.launching.rank import END_PREFIX
 from kfp_gate.launching.trainjob import runtime_manifest
+from kfp_gate.launching.waits import Patience
 
 QUICK = Patience(poll=0.1, say=0.5, start=0.6, settle=1.5, drain=5.0, stragglers=0.4, no_pods=0.3)
 SPEC = '{"epochs": 2, "train_manifest": "s3://b/train.parquet", "val_manifest": "s3://b/val.parquet"}'

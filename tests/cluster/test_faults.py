@@ -7,6 +7,7 @@ The texts are pinned in `snapshots/faults.txt`. To renew them on purpose:
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,6 +141,8 @@ def deadline(job):
     pods = job.start()
     for pod in pods:
         pod.write("epoch 1/2")
+    time.sleep(1.5)  # read, before it goes
+    for pod in pods:
         pod.delete()
     job.fail("DeadlineExceeded", "TrainJob exceeded its deadline")
 
@@ -248,6 +251,8 @@ def deleted(job):
     pods = job.start()
     for pod in pods:
         pod.write("epoch 1/2")
+    time.sleep(1.5)  # read, before it goes
+    for pod in pods:
         pod.delete()
     job.fail("FailedJobs", "jobset failed due to one or more job failures")
 
@@ -256,6 +261,7 @@ def deleted(job):
 def job_deleted(job):
     for pod in job.start():
         pod.write("epoch 1/2")
+    time.sleep(1.5)
     job.delete()
 
 
@@ -347,8 +353,6 @@ def test_the_first_of_two_failures_is_the_cause_and_the_text_says_why(cluster, t
 
 def test_waits_are_explained_while_they_last(cluster, tmp_path):
     def slow(job: JobHandle) -> None:
-        import time
-
         job.suspend("waiting for quota in queue gpu")
         time.sleep(0.7)
         job.resume()

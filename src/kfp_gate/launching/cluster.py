@@ -16,12 +16,13 @@ from kfp_gate.launching.attempts import Attempt
 from kfp_gate.launching.beating import Beats
 from kfp_gate.launching.delivery import download_folder
 from kfp_gate.launching.doctor import check_runtime, refuse_errors
-from kfp_gate.launching.following import Following, Patience
+from kfp_gate.launching.following import Following
 from kfp_gate.launching.inputs import prepare
 from kfp_gate.launching.kinds import KINDS, Kind
 from kfp_gate.launching.options import LaunchOptions
 from kfp_gate.launching.outcome import RESTARTABLE, Outcome
 from kfp_gate.launching.owner import find_owner, find_run_id, terminated_by_user
+from kfp_gate.launching.waits import Patience
 from kfp_gate.launching.worker_pod import JobRequest, attempt_name, base_name
 
 

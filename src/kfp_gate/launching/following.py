@@ -9,26 +9,15 @@ from typing import Any
 
 from kfp_gate.launching.api import Api, Away, Refused, denied
 from kfp_gate.launching.causes import NEXT_CHECK, Seen, explain, with_cause
+from kfp_gate.launching.events import creation_failures, pod_events
 from kfp_gate.launching.kinds import JobState, Kind
 from kfp_gate.launching.logs import Follower
-from kfp_gate.launching.outcome import Cause, Outcome, RankEnd
+from kfp_gate.launching.outcome import Outcome, RankEnd
 from kfp_gate.launching.pod_watch import PodWatch
-from kfp_gate.launching.pods import HOPELESS_REASONS, Pod, ending, seconds, waiting
+from kfp_gate.launching.pods import Pod, ending, seconds
+from kfp_gate.launching.waits import GaveUp, Patience, Waits
 from kfp_gate.launching.worker_lines import MACHINE_PREFIXES, ProgressReport, WorkerLines
 from kfp_gate.launching.worker_pod import JobRequest
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Seconds. How long each thing may take before it is said, or given up."""
-
-    poll: float = 5.0
-    say: float = 60.0
-    start: float = 300.0
-    settle: float = 120.0
-    drain: float = 120.0
-    stragglers: float = 30.0
-    no_pods: float = 30.0
 
 
 @dataclass
@@ -62,8 +51,7 @@ class Following:
         self.job: dict[str, Any] = {}
         self.state: tuple[JobState, str, str] = ("running", "", "")
         self.job_gone = False
-        self._said: dict[str, tuple[str, float]] = {}
-        self._waiting_since: dict[str, float] = {}
+        self.waits = Waits(self.patience, self.options.pending_seconds, self.job_text, self._say)
         self._poll_at = 0.0
         self._ending_since = 0.0
         self._ended_stragglers = False
@@ -77,14 +65,13 @@ class Following:
             InvalidInput: pods or job may not be read.
         """
         self.watch.start()
-        began = time.monotonic()
         try:
             while True:
                 self.beat()
                 self._follow_new_pods()
                 self._poll_job()
-                if given_up := self._waits(began):
-                    return given_up
+                if gave_up := self._look_at_waits():
+                    return self._give_up(gave_up)
                 if self._deadline_passed():
                     return self._deadline()
                 if self._ended():
@@ -150,97 +137,36 @@ class Following:
                 raise denied(refused, f"reading {self.job_text}", path) from None
             self.job_gone = True
 
+    def _look_at_waits(self) -> GaveUp | None:
+        if self.job_gone:
+            return None
+        pods = [pod for pod, gone in self.watch.pods() if not gone]
+        made = bool(self.watch.pods()) or not self.watch.listed.is_set()
+        return self.waits.look(
+            pods, self.state, made, lambda: creation_failures(self.api, self.request.namespace, self.request.name)
+        )
+
+    def _say(self, text: str) -> None:
+        with self.lock:
+            self.say_lines([text])
+
     # -- waits -------------------------------------------------------------------------------------------
 
-    def _waits(self, began: float) -> Outcome | None:
-        """Say why pods do not run; give up when it cannot, or did not, get better."""
-        now = time.monotonic()
-        if self.state[0] == "suspended":
-            self._say_now_and_then("job", f"{self.job_text} waits in its queue: {self.state[2] or 'suspended'}")
-            self._waiting_since.clear()
-            return None
-        if self.state[0] != "running" or self.job_gone:
-            return None
-        current = [(pod, reason) for pod, gone in self.watch.pods() if not gone and (reason := waiting(pod))]
-        keys = {pod.uid for pod, _ in current}
-        for key in [key for key in self._waiting_since if key not in keys and key != "job"]:
-            del self._waiting_since[key]
-        for pod, (cause, text) in current:
-            since = self._waiting_since.setdefault(pod.uid, now)
-            who = f"rank {pod.rank}" if pod.rank is not None else pod.name
-            self._say_now_and_then(pod.uid, f"{who} waits ({cause if cause != 'unknown' else 'starting'}): {text}")
-            limit = self.patience.start if cause in ("image-pull", "container-start") else self.options.pending_seconds
-            hopeless = text.split(":")[0] in HOPELESS_REASONS
-            if hopeless or now - since > limit:
-                return self._give_up(cause, pod.rank, f"rank {pod.rank} never started", (text,), now - since)
-        if self.watch.listed.is_set() and not self.watch.pods():
-            since = self._waiting_since.setdefault("job", now)
-            if now - max(since, began) > self.patience.no_pods:
-                found = self._creation_failures()
-                cause = "quota" if any("quota" in text for text in found) else "unknown"
-                self._say_now_and_then(
-                    "job", f"{self.job_text} has no pods yet: {'; '.join(found) or 'no reason known'}"
-                )
-                if now - since > self.options.pending_seconds:
-                    return self._give_up(cause, None, f"{self.job_text} never got its pods", tuple(found), now - since)
-        else:
-            self._waiting_since.pop("job", None)
-        return None
-
-    def _give_up(self, cause: Cause, rank: int | None, what: str, evidence: tuple[str, ...], waited: float) -> Outcome:
-        if rank is not None:
-            evidence += tuple(self._pod_events(rank))
-        texts = {
-            "image-pull": "its image could not be pulled",
-            "unschedulable": "no node takes it",
-            "container-start": "its container could not be created",
-            "quota": "the namespace's quota is used up",
-        }
+    def _give_up(self, gave_up: GaveUp) -> Outcome:
+        """Delete a job that does not start: later, without a launcher, nobody would want it to."""
+        evidence = gave_up.evidence
+        if gave_up.rank is not None:
+            evidence += tuple(self._pod_events(gave_up.rank))
         self._delete_job()
         ends = tuple(_rank_end(item) for item in sorted(self.ranks.values(), key=lambda item: item.number))
         return Outcome(
-            "failed", cause, rank, f"{what}: {texts.get(cause, 'no reason is known')} (waited {waited:.0f} s)",
-            evidence, NEXT_CHECK[cause], ends, None, self.job_text,
+            "failed", gave_up.cause, gave_up.rank, gave_up.summary, evidence, NEXT_CHECK[gave_up.cause], ends, None,
+            self.job_text,
         )  # fmt: skip
 
-    def _say_now_and_then(self, key: str, text: str) -> None:
-        """At once when it is news, else once a minute."""
-        said, at = self._said.get(key, ("", -1e9))
-        now = time.monotonic()
-        if text != said or now - at >= self.patience.say:
-            self._said[key] = (text, now)
-            with self.lock:
-                self.say_lines([text])
-
-    def _creation_failures(self) -> list[str]:
-        """Why the job's controller could not create pods: events of jobs whose names begin with ours."""
-        found = self._events({"fieldSelector": "reason=FailedCreate"})
-        if found is None:
-            return ["events could not be read (docs/cluster.md, permissions)"]
-        mine = [
-            event for event in found if event.get("involvedObject", {}).get("name", "").startswith(self.request.name)
-        ]
-        return sorted({str(event.get("message", "")) for event in mine})
-
     def _pod_events(self, rank: int | None) -> list[str]:
-        """Warnings about the first failed rank's pod, in the cluster's words."""
-        found: list[str] = []
-        for item in self.ranks.values():
-            if item.number != rank:
-                continue
-            events = self._events({"fieldSelector": f"involvedObject.uid={item.pod.uid}"})
-            if events is None:
-                return ["events could not be read (docs/cluster.md, permissions)"]
-            texts = [f"event {e.get('reason')}: {e.get('message')}" for e in events if _telling(e)]
-            found += list(dict.fromkeys(texts))[-6:]
-        return found
-
-    def _events(self, query: dict[str, str]) -> list[dict[str, Any]] | None:
-        try:
-            listing = self.api.once("GET", f"/api/v1/namespaces/{self.request.namespace}/events", query=query)
-        except (Refused, Away):
-            return None
-        return list(listing.get("items", ()))
+        uids = [item.pod.uid for item in self.ranks.values() if item.number == rank]
+        return [text for uid in uids for text in pod_events(self.api, self.request.namespace, uid)]
 
     # -- the end -----------------------------------------------------------------------------------------
 
@@ -362,15 +288,6 @@ def with_evidence(outcome: Outcome, more: tuple[str, ...]) -> Outcome:
 
 def _rank_end(rank: Rank) -> RankEnd:
     return RankEnd(rank.number, None, None, "none", (), tuple(rank.lines.last)[-6:], True)
-
-
-def _telling(event: dict[str, Any]) -> bool:
-    return event.get("type") == "Warning" or event.get("reason") in (
-        "Killing",
-        "Preempted",
-        "Evicted",
-        "TaintManagerEviction",
-    )
 
 
 def _writer(say: Callable[[str], None] | None) -> Callable[[list[str]], None]:
