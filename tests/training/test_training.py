@@ -131,6 +131,8 @@ def test_the_timeline_has_what_a_diagnosis_needs(trained: Trained) -> None:
     assert {"data", "transfer", "forward", "backward", "optimizer", "validation", "checkpoint"} <= set(
         phases["seconds"]
     )
+    windows = [x for x in lines if x["kind"] == "window"]
+    assert windows and windows[0]["warmup"] and windows[0]["batches"] == [0, 0] and "forward" in windows[0]["seconds"]
     assert all(x["run"] == "run-1" and x["rank"] == 0 and x["node"] for x in lines)
     assert all(re.search(r"[+-]\d\d:\d\d$", x["time"]) for x in lines)
 

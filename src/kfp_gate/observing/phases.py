@@ -68,6 +68,11 @@ class Phases:
     def step_done(self) -> None:
         self.steps += 1
 
+    def so_far(self) -> dict[str, float]:
+        """Seconds by phase since the last `take`, without starting again."""
+        self.enter(self.current)
+        return dict(self._seconds)
+
     def take(self) -> PhaseTimes:
         """The times since the last call, and start again."""
         self.enter(self.current)

@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+WINDOW_S = 5.0
+"""How often a stretch of steps is written to the timeline."""
+
+WARM_STEPS = 3
+"""Steps of a process that are kept apart: compilation, warm-up, caches."""
+
+
 @dataclass(frozen=True)
 class Unsaved:
     """Best weights that wait for the disk."""
@@ -68,6 +75,8 @@ class TrainingCourse:
         self._epoch_started = time.monotonic()
         self.stop_reason = ""
         self._unsaved: dict[str, Unsaved] = {}
+        self._steps = 0
+        self._window: tuple[float, int, dict[str, float]] = (time.monotonic(), 0, {})
         if resume is not None:
             unknown = self.monitors.restore(resume["extra"]["monitors"])
             if unknown:
@@ -110,7 +119,24 @@ class TrainingCourse:
             if not trainer.train_loader.num_workers:
                 states.restore_random(trainer, self._restored)
             self._restored = None
+        self._window = (time.monotonic(), trainer.batch_index + 1, self.phases.so_far())
         self.phases.enter(DATA)
+
+    def step_ends(self, trainer: "RankTrainer") -> None:
+        """Once a batch; a `window` line in the timeline every few seconds, and for each of the first steps."""
+        self.phases.step_done()
+        self.phases.enter(DATA)
+        self._steps += 1
+        now, warm = time.monotonic(), self._steps <= WARM_STEPS
+        if now - self._window[0] < WINDOW_S and not warm:
+            return
+        so_far = self.phases.so_far()
+        _, first, before = self._window
+        self.timeline.write(
+            "window", epoch=trainer.epoch + 1, batches=[first, trainer.batch_index], warmup=warm,
+            seconds={k: round(v - before.get(k, 0.0), 6) for k, v in so_far.items() if v > before.get(k, 0.0)},
+        )  # fmt: skip
+        self._window = (now, trainer.batch_index + 1, so_far)
 
     def validate(self, trainer: "RankTrainer") -> tuple[dict[str, float], float]:
         """All ranks; upstream gets a fitness of 0 and its real one in `epoch_ends`."""

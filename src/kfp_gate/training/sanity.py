@@ -49,7 +49,7 @@ class SanityPass:
             InvalidInput, Unavailable, Broken: on all ranks, naming the part that broke.
         """
         course, started = self.course, time.perf_counter()
-        random = states._pack_random(trainer)
+        random = states.pack_random(trainer)
         pending = dict(trainer.optimizer.state_dict()["state"])
         error: BaseException | None = None
         remarks: list[str] = []
@@ -79,7 +79,7 @@ class SanityPass:
                 next_step="nothing was trained yet; see the traceback in this rank's failure file",
             ) from caught  # fmt: skip
         finally:
-            states._unpack_random(trainer, random)
+            states.unpack_random(trainer, random)
         self._begin("")
         assert pending.keys() == trainer.optimizer.state_dict()["state"].keys()
         total = time.perf_counter() - started

@@ -126,8 +126,8 @@ class Session:
             self._open_first(record, resume)
         control_group = find_control_group()
         course = TrainingCourse(
-            spec, group=group, validation=validation, folder=self.private, timeline=self.timeline, phases=Phases(),
-            record=record, tracker=self.tracker, checkpoints=self.checkpoints, train_images=data.images["train"],
+            spec, group=group, validation=validation, folder=self.private, timeline=self.timeline,
+            phases=_phases(device), record=record, tracker=self.tracker, checkpoints=self.checkpoints, train_images=data.images["train"],
             control_group=control_group, resume=resume,
         )  # fmt: skip
         restarted = resume is not None and self.group.broadcast(self._resumed_step is not None)
@@ -369,6 +369,14 @@ class Session:
             self.tracker.tag(**{"kfp_gate.failure": f"{kind_of(error)}: {message_of(error)}"})
             self.tracker.artifact(self.private / f"failure-rank{self.ranks.rank}.json", "evidence")
             self.tracker.close(status="KILLED" if kind_of(error) == "terminated" else "FAILED", timeout_s=10)
+
+
+def _phases(device: torch.device) -> Phases:
+    if device.type != "cuda":
+        return Phases()
+    from kfp_gate.training.device_clock import CudaClock
+
+    return Phases(CudaClock())
 
 
 def _classes(manifests: dict[str, Manifest]) -> tuple[str, ...]:

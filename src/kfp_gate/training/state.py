@@ -41,7 +41,7 @@ def capture(trainer: "RankTrainer", epoch: int, *, extra: dict[str, Any]) -> dic
 
     model = unwrap_model(trainer.model)
     group = trainer.group
-    own = group.gather(_pack_random(trainer))
+    own = group.gather(pack_random(trainer))
     buffers = group.gather(_flat_buffers(model))
     mosaic = group.gather(_mosaic_indexes(trainer))
     if group.rank != 0:
@@ -51,7 +51,7 @@ def capture(trainer: "RankTrainer", epoch: int, *, extra: dict[str, Any]) -> dic
         "version": STATE_VERSION, "epoch": epoch, "model": _cpu(model.state_dict()),
         "ema": _cpu(trainer.ema.ema.state_dict()), "updates": trainer.ema.updates,
         "optimizer": _cpu(trainer.optimizer.state_dict()), "scaler": trainer.scaler.state_dict(),
-        "gradients": pending, "batch_index": trainer._batch_index, "last_step": trainer._last_step,
+        "gradients": pending, "batch_index": trainer.batch_index, "last_step": trainer.last_step,
         "ranks": [
             {"random": r, "buffers": b, "mosaic": m}
             for r, b, m in zip(own or [], buffers or [], mosaic or [], strict=True)
@@ -95,7 +95,7 @@ def restore(trainer: "RankTrainer", state: dict[str, Any], *, randomness: bool =
     if state["scaler"]:
         trainer.scaler.load_state_dict(state["scaler"])
     trainer.optimizer.zero_grad()
-    trainer._last_step = state["last_step"]
+    trainer.last_step = state["last_step"]
     if getattr(model, "criterion", None) is not None and hasattr(model.criterion, "updates"):
         model.criterion = None
     _restore_criterion(model, state["epoch"])
@@ -116,7 +116,7 @@ def restore_random(trainer: "RankTrainer", state: dict[str, Any]) -> None:
     """The random state alone, as the last thing before the first batch is drawn."""
     if len(state["ranks"]) != trainer.group.size:
         return
-    _unpack_random(trainer, state["ranks"][trainer.group.rank]["random"])
+    unpack_random(trainer, state["ranks"][trainer.group.rank]["random"])
     loader = trainer.train_loader
     if trainer.epoch == trainer.epochs - trainer.args.close_mosaic:
         # An uninterrupted run makes a new iterator in this epoch too.
@@ -224,7 +224,7 @@ def _restore_rank(trainer: "RankTrainer", model: Any, ranks: list[dict[str, Any]
         return ["loader processes start with a new random state: order and augmentation are another draw"]
     for index in mine["mosaic"][1 : 1 + count].tolist():
         dataset.load_image(index)
-    _unpack_random(trainer, mine["random"])
+    unpack_random(trainer, mine["random"])
     return []
 
 
@@ -260,7 +260,7 @@ def _mosaic_indexes(trainer: "RankTrainer") -> torch.Tensor:
     return cells
 
 
-def _pack_random(trainer: "RankTrainer") -> torch.Tensor:
+def pack_random(trainer: "RankTrainer") -> torch.Tensor:
     version, words, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()  # upstream augments with it
     parts = [
@@ -277,7 +277,7 @@ def _pack_random(trainer: "RankTrainer") -> torch.Tensor:
     return result
 
 
-def _unpack_random(trainer: "RankTrainer", packed: torch.Tensor) -> None:
+def unpack_random(trainer: "RankTrainer", packed: torch.Tensor) -> None:
     lengths = packed[: 9 * 8].clone().view(torch.int64).tolist()
     parts, start = [], 9 * 8
     for length in lengths:

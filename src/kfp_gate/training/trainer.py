@@ -35,6 +35,7 @@ class Course(Protocol):
 
     def begin(self, trainer: "RankTrainer") -> None: ...
     def epoch_begins(self, trainer: "RankTrainer", epoch: int) -> None: ...
+    def step_ends(self, trainer: "RankTrainer") -> None: ...
     def validate(self, trainer: "RankTrainer") -> tuple[dict[str, float], float]: ...
     def recover(self, trainer: "RankTrainer", reason: str) -> bool: ...
     def epoch_ends(self, trainer: "RankTrainer") -> None: ...
@@ -48,8 +49,8 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         self.group = course.group
         self._nominal_accumulate = 1
         self._stepping = False
-        self._batch_index = -1
-        self._last_step = -1
+        self.batch_index = -1
+        self.last_step = -1
         # Upstream's default callbacks are replaced as a whole: its trackers attach themselves by the class's name,
         # and its MLflow callback turns every failure into a warning and training off the record.
         super().__init__(overrides=overrides, _callbacks=defaultdict(list))
@@ -92,7 +93,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
 
     def _build_train_pipeline(self) -> None:
         # Also runs again when upstream halves the batch after running out of GPU memory.
-        self._stepping, self._last_step = False, -1
+        self._stepping, self.last_step = False, -1
         super()._build_train_pipeline()
 
     def get_dataloader(self, dataset_path: str, batch_size: int = 16, rank: int = 0, mode: str = "train") -> Any:
@@ -120,7 +121,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
     def optimizer_step(self) -> None:
         self.course.phases.enter(phases.OPTIMIZER)
         super().optimizer_step()
-        self._last_step = self._batch_index
+        self.last_step = self.batch_index
 
     @property
     def accumulate(self) -> float:
@@ -131,7 +132,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         """
         if not self._stepping:
             return self._nominal_accumulate
-        due = self._batch_index - self._last_step >= self._accumulate_now()
+        due = self.batch_index - self.last_step >= self._accumulate_now()
         return -math.inf if due else math.inf
 
     @accumulate.setter
@@ -141,17 +142,17 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
 
     def _accumulate_now(self) -> int:
         warmup = self._get_warmup_iterations(len(self.train_loader))
-        if warmup and self._batch_index <= warmup:
-            return max(1, round(float(np.interp(self._batch_index, [0, warmup], [1, self._nominal_accumulate]))))
+        if warmup and self.batch_index <= warmup:
+            return max(1, round(float(np.interp(self.batch_index, [0, warmup], [1, self._nominal_accumulate]))))
         return self._nominal_accumulate
 
     def _epoch_begins(self, _trainer: Any) -> None:
-        self._batch_index = self.epoch * len(self.train_loader) - 1
+        self.batch_index = self.epoch * len(self.train_loader) - 1
         self._stepping = True
         self.course.epoch_begins(self, self.epoch + 1)
 
     def _batch_begins(self, _trainer: Any) -> None:
-        self._batch_index += 1
+        self.batch_index += 1
         self.course.phases.enter(phases.TRANSFER)
 
     def _forward_done(self) -> None:
@@ -159,8 +160,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
             self.course.phases.enter(phases.BACKWARD)
 
     def _batch_ends(self, _trainer: Any) -> None:
-        self.course.phases.step_done()
-        self.course.phases.enter(phases.DATA)
+        self.course.step_ends(self)
 
     # Ends of epochs ---------------------------------------------------------------------------------------------
 

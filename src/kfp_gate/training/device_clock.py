@@ -1,0 +1,37 @@
+"""Phase times on a CUDA device's own stream, by events: nothing ever waits in a step for its own timing."""
+
+from collections import deque
+
+import torch
+
+KEPT = 512
+"""Marks that may wait for the device before the finished ones are added up: bounds their memory."""
+
+
+class CudaClock:
+    """A `kfp_gate.observing.phases.DeviceClock`. A phase lasts from its mark to the next one."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[str, torch.cuda.Event]] = deque()
+        self._seconds: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append((phase, event))
+        if len(self._marks) > KEPT:
+            self._add_up()
+
+    def collect(self) -> dict[str, float]:
+        """Seconds by phase since the last call. Waits for the device: call it between epochs."""
+        if self._marks:
+            self._marks[-1][1].synchronize()
+        self._add_up()
+        found, self._seconds = self._seconds, {}
+        return found
+
+    def _add_up(self) -> None:
+        while len(self._marks) > 1 and self._marks[1][1].query():
+            phase, begin = self._marks.popleft()
+            milliseconds = begin.elapsed_time(self._marks[0][1])
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + milliseconds / 1000
