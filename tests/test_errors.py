@@ -34,6 +34,7 @@ def test_secrets_of_the_environment_never_show(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SOME_API_KEY", "hunter2-longer")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/token")
     monkeypatch.setenv("TINY_TOKEN", "ab")
+    monkeypatch.setenv("USE_SECRET_STORE", "true")
     error = Broken(
         "said hunter2", expected="hunter2", where="http://u:hunter2@h/p", next_step="ask hunter2-longer",
         problems=[Problem("hunter2", "https://u:other@h")],
@@ -42,7 +43,7 @@ def test_secrets_of_the_environment_never_show(monkeypatch: pytest.MonkeyPatch) 
     assert "-longer" not in str(error)  # the longer of two secrets is blanked out first
     assert "u:other" not in str(error)
     # A file's name is where to look, and two letters would blank out half the text.
-    assert hide_secrets("see /var/run/token about ab") == "see /var/run/token about ab"
+    assert hide_secrets("see /var/run/token about ab, true") == "see /var/run/token about ab, true"
 
 
 @pytest.mark.parametrize(

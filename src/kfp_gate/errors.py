@@ -16,6 +16,7 @@ LISTED_PROBLEMS = 20
 _SECRET_VARIABLE = re.compile(r"TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIAL|API_?KEY|ACCESS_KEY|WEBHOOK", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
 _SHORTEST_SECRET = 4
+_SWITCHES = frozenset({"true", "false", "none", "null"})
 
 
 def hide_secrets(text: str) -> str:
@@ -31,16 +32,16 @@ def hide_secrets(text: str) -> str:
     secrets = [
         value
         for name, value in os.environ.items()
-        if len(value) >= _SHORTEST_SECRET and _SECRET_VARIABLE.search(name) and not _is_path(value)
+        if len(value) >= _SHORTEST_SECRET and _SECRET_VARIABLE.search(name) and not _is_harmless(value)
     ]
     for value in sorted(secrets, key=len, reverse=True):
         text = text.replace(value, "***")
     return text
 
 
-def _is_path(value: str) -> bool:
-    """Variables such as AWS_WEB_IDENTITY_TOKEN_FILE name a file: that is where to look, not the secret."""
-    return value.startswith("/")
+def _is_harmless(value: str) -> bool:
+    """AWS_WEB_IDENTITY_TOKEN_FILE and its like name a file, where to look and not the secret; others are switches."""
+    return value.startswith("/") or value.lower() in _SWITCHES
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ log = logging.getLogger(__name__)
 
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
+WRITTEN_LAST = frozenset({"kfp_gate.verdict_id", "kfp_gate.registered"})
+"""Tags of a gate's or registration's run that was really used."""
+
 PIPELINE, TRAINING, GATE, REGISTRATION = "pipeline", "training", "gate", "registration"
 
 
@@ -59,6 +62,10 @@ def merge_parents(tracking: Tracking, run_id: str) -> str:
         for child in children:
             tracking.call("moving a child of a doubled run", client.set_tag, child.info.run_id, PARENT_TAG, kept)
         tracking.call("removing a doubled run", client.delete_run, run.info.run_id)
+    for role in (GATE, REGISTRATION):
+        for run in find_runs(tracking, run_id, role)[1:]:
+            if not run.data.metrics and not [key for key in run.data.tags if key in WRITTEN_LAST]:
+                tracking.call("removing an empty run", client.delete_run, run.info.run_id)
     return kept
 
 
@@ -69,10 +76,11 @@ def child_run(tracking: Tracking, run_id: str, role: str, name: str) -> str:
         return str(found[0].info.run_id)
     parent = parent_run(tracking, run_id)
     tags = {PIPELINE_RUN_TAG: run_id, ROLE_TAG: role, PARENT_TAG: parent}
-    made = tracking.call(
+    tracking.call(
         f"opening the run for {role}", tracking.client.create_run, tracking.experiment_id, run_name=name, tags=tags
     )
-    return str(made.info.run_id)
+    # If the first request's answer was lost there are two: all use the first one.
+    return str(find_runs(tracking, run_id, role)[0].info.run_id)
 
 
 def find_runs(tracking: Tracking, run_id: str, role: str) -> list[Any]:
