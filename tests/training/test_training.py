@@ -162,7 +162,7 @@ def test_the_weights_name_no_place_of_the_machine(trained: Trained) -> None:
 
 
 def test_the_report_is_one_page_that_escapes_names(trained: Trained, tmp_path: Path) -> None:
-    page = report.html(trained.out / "training")
+    page = report.page(trained.out / "training")
     assert "class/원뿔 (소형)/map50" in page and "Where the time went" in page and "Sanity pass" in page
     assert "not delivered" in page
     assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?https?:""", page)
@@ -170,10 +170,12 @@ def test_the_report_is_one_page_that_escapes_names(trained: Trained, tmp_path: P
     hostile["monitors"][0]["monitor"] = "<script>alert(1)</script>"
     hostile["epochs"], hostile["sanity"], hostile["resumed"] = [], {}, {}
     (tmp_path / "record.json").write_text(json.dumps(hostile))
-    page = report.html(tmp_path)
+    page = report.page(tmp_path)
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page
+    assert "No record of the training" in report.page(tmp_path / "nowhere")
+    (tmp_path / "record.json").write_text("{")
     with pytest.raises(InvalidInput, match="no readable training record"):
-        report.html(tmp_path / "nowhere")
+        report.page(tmp_path)
 
 
 def test_input_to_change_ends_with_2_before_anything_is_trained(scene: Scene, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     {"kind": "epoch", "time": "2026-01-02T03:04:05.678+00:00", "mono": 12.345, "run": "ab12", "rank": 0,
      "node": "pod-0", "phase": "", "epoch": 3, ...}
 
-Kinds written here: `start`, `epoch`, `memory`, `phases`, `window` (a stretch of steps, see `course`), `sample` (the sampler's),
+Kinds written here: `start`, `epoch`, `memory`, `phases`, `window` (a stretch of steps), `sample` (the sampler's),
 `checkpoint`, `upload`, `sanity`, `resume`, `stop`, `failure`, `end`. Readers must tolerate kinds and keys that
 they do not know, a last line that was cut, and values that are null: null is "unknown", never zero.
 """

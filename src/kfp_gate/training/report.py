@@ -27,8 +27,8 @@ LIMIT_NEAR = 0.9
 """Share of the memory limit from which the report warns."""
 
 
-def html(folder: Path) -> str:
-    """The report of a training.
+def page(folder: Path) -> str:
+    """The report of a training; a short page if there is no record, as after a command of one's own.
 
     Args:
         folder: as rank 0 leaves it, OUT/training: `record.json`, and `timeline.jsonl` if it was kept.
@@ -37,8 +37,10 @@ def html(folder: Path) -> str:
         A self-contained page.
 
     Raises:
-        InvalidInput: no readable record in the folder.
+        InvalidInput: a record that cannot be read.
     """
+    if not (folder / "record.json").exists():
+        return render("training_unknown.html")
     record = _record(folder / "record.json")
     timeline = folder / "timeline.jsonl"
     lines = list(read_timeline(timeline)) if timeline.is_file() else []
@@ -68,7 +70,7 @@ def _record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput(
             f"no readable training record ({type(error).__name__})", expected="record.json as rank 0 writes it",
-            where=str(path), next_step="give the training folder of rank 0",
+            where=str(path), next_step="give the training folder of rank 0 as it was written",
         ) from None  # fmt: skip
     found: dict[str, Any] = record
     return found

@@ -127,8 +127,8 @@ class Session:
         control_group = find_control_group()
         course = TrainingCourse(
             spec, group=group, validation=validation, folder=self.private, timeline=self.timeline,
-            phases=_phases(device), record=record, tracker=self.tracker, checkpoints=self.checkpoints, train_images=data.images["train"],
-            control_group=control_group, resume=resume,
+            phases=_phases(device), record=record, tracker=self.tracker, checkpoints=self.checkpoints,
+            train_images=data.images["train"], control_group=control_group, resume=resume,
         )  # fmt: skip
         restarted = resume is not None and self.group.broadcast(self._resumed_step is not None)
         if resume is not None and (resume["epoch"] >= spec.epochs or (restarted and resume["extra"]["finished"])):
