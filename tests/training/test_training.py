@@ -172,7 +172,7 @@ def test_the_report_is_one_page_that_escapes_names(trained: Trained, tmp_path: P
     (tmp_path / "record.json").write_text(json.dumps(hostile))
     page = report.page(tmp_path)
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page
-    assert "No record of the training" in report.page(tmp_path / "nowhere")
+    assert "left no record.json" in report.page(tmp_path / "nowhere")
     (tmp_path / "record.json").write_text("{")
     with pytest.raises(InvalidInput, match="no readable training record"):
         report.page(tmp_path)

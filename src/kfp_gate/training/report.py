@@ -27,8 +27,8 @@ LIMIT_NEAR = 0.9
 """Share of the memory limit from which the report warns."""
 
 
-def page(folder: Path) -> str:
-    """The report of a training; a short page if there is no record, as after a command of one's own.
+def html(folder: Path) -> str:
+    """The report of a training.
 
     Args:
         folder: as rank 0 leaves it, OUT/training: `record.json`, and `timeline.jsonl` if it was kept.
@@ -37,10 +37,8 @@ def page(folder: Path) -> str:
         A self-contained page.
 
     Raises:
-        InvalidInput: a record that cannot be read.
+        InvalidInput: no readable record in the folder.
     """
-    if not (folder / "record.json").exists():
-        return render("training_unknown.html")
     record = _record(folder / "record.json")
     timeline = folder / "timeline.jsonl"
     lines = list(read_timeline(timeline)) if timeline.is_file() else []
