@@ -19,6 +19,9 @@ def launch_training(
     seed: int = 0,
     monitors: list = ["map50_95"],
     patience: int = 50,
+    stop_on: str = "",
+    min_delta: float = 0.0,
+    min_epochs: int = 0,
     training_options: dict = {},
     resume_from: str = "",
     backend: str = "processes",
@@ -51,6 +54,10 @@ def launch_training(
         monitors: Canonical metric names, also per class (class/NAME/map50_95); the best epoch of the first
             one becomes the model.
         patience: Epochs without improvement before training stops; 0 is off.
+        stop_on: The monitor that stops training early, all (when every one stopped improving) or off; empty: the
+            first monitor.
+        min_delta: What a value must gain to count as an improvement.
+        min_epochs: Never stop earlier.
         training_options: Further training settings by their Ultralytics names, for instance {"lr0": 0.004}.
         resume_from: Checkpoint location of an earlier run to continue from.
         backend: processes (this step's own machine), trainjob or pytorchjob.
@@ -75,9 +82,11 @@ def launch_training(
 
     with step("launch_training", tracking_uri=tracking_uri, experiment=experiment) as told:
         from pathlib import Path
+        from tempfile import mkdtemp
 
         from kfp_gate.launching.launch import launch
         from kfp_gate.launching.step import step_options
+        from kfp_gate.training import report
         from kfp_gate.training.spec import TrainingSpec
 
         spec = TrainingSpec(
@@ -90,6 +99,9 @@ def launch_training(
             seed=seed,
             monitors=tuple(monitors),
             patience=patience,
+            stop_on=stop_on,
+            min_delta=min_delta,
+            min_epochs=min_epochs,
             overrides=training_options,
             resume_from=resume_from,
             checkpoint_uri=checkpoint_uri,
@@ -110,8 +122,9 @@ def launch_training(
             command=tuple(command),
             checkpoint_uri=checkpoint_uri,
             run_id=run_id(),
+            records=Path(mkdtemp()),
         )
         outcome = launch(spec, options, Path(model.path))
         outcome.raise_if_failed()
-        Path(training.path).write_text("", encoding="utf-8")
+        Path(training.path).write_text(report.page(options.records / "rank-0" / "training"), encoding="utf-8")
         told.update(training=training.path)
