@@ -51,6 +51,15 @@ def test_own_entry_wins_over_star_whatever_the_order():
         assert ids(thresholds={k: bounds[k] for k in keys})["class/cone/map50:min"].bound == 0.8
 
 
+def test_two_bounds_for_one_thing_are_a_problem_and_not_a_guess():
+    error = refused(thresholds={"cone": {"map50": 0.5}, "class/cone": {"map50": 0.8}, "*": {"map50": 0.1}})
+    assert [p.found for p in error.problems] == [
+        "bounds class/cone/map50 again; class_thresholds['cone']['map50']['min'] does already"
+    ]
+    # A flat bound and one for "overall" are not two: the flat one has a default that nobody typed.
+    assert ids({"min_map50": 0.5}, {"overall": {"map50": 0.7}})["map50:min"].bound == 0.7
+
+
 def test_min_instances_may_arrive_as_a_float_and_the_nearest_one_wins():
     found = ids({"min_map50": 0.5}, {"cone": {"map50": {"min": 0.8, "min_instances": 7.0}}}, min_instances=5.0)
     assert found["class/cone/map50:min"].min_instances == 7

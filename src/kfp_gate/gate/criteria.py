@@ -131,6 +131,8 @@ class _Reader:
     slices: Mapping[str, Sequence[str]] | None
     problems: list[Problem] = field(default_factory=list)
     found: dict[tuple[str, Kind], tuple[float, int | None, str]] = field(default_factory=dict)
+    starred: bool = False
+    own: dict[tuple[str, Kind], str] = field(default_factory=dict)  # bounds under a key without a star
 
     def problem(self, where: str, text: str) -> None:
         self.problems.append(Problem(where, text))
@@ -192,6 +194,7 @@ class _Reader:
                 self.problem(where, "the key is not a text")
                 continue
             scopes = self.scopes(key, where)
+            self.starred = "*" in key and key not in self.classes
             for metric, spec in metrics.items():
                 self.spec(scopes, metric, spec, f"{where}[{metric!r}]")
 
@@ -223,7 +226,10 @@ class _Reader:
             full = MetricName(name, scope.class_name, band or scope.size, scope.slice)
             for kind in KINDS:
                 if kind in spec:
-                    self.add(full, kind, spec[kind], instances, f"{where}[{kind!r}]")
+                    source = f"{where}[{kind!r}]"
+                    if not self.starred and (before_this := self.own.setdefault((str(full), kind), source)) != source:
+                        self.problem(source, f"bounds {full} again; {before_this} does already")
+                    self.add(full, kind, spec[kind], instances, source)
 
     def applicable(self, scope: MetricName, band: str | None, metric: str, where: str) -> None:
         if (band or scope.size) and metric not in OF_A_SIZE:
