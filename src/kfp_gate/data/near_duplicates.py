@@ -51,12 +51,13 @@ def near_duplicate_edges(hashes: Hashes, distance: int, first: Ints | None = Non
     return np.concatenate([same[0], stands[a]]), np.concatenate([same[1], stands[b]])
 
 
-def pairs_across(hashes: Hashes, sides: Ints, distance: int) -> tuple[Ints, Ints]:
+def pairs_across(hashes: Hashes, sides: Ints, distance: int, limit: int = 1_000_000) -> tuple[Ints, Ints]:
     """Pairs of images within `distance` that lie on different sides, one for each pair of hashes and sides.
 
     Args:
         hashes: shape (n,); equal values are allowed.
         sides: for instance the split of each image, shape (n,).
+        limit: pairs after which the search may stop: that many say enough, and all could fill the memory.
 
     Returns:
         Indexes of the first image of each side that holds the hash, shape (pairs,) each.
@@ -72,8 +73,12 @@ def pairs_across(hashes: Hashes, sides: Ints, distance: int) -> tuple[Ints, Ints
     only = np.where(lies.sum(axis=1) == 1, lies.argmax(axis=1), -1)
 
     def crossing() -> Iterator[tuple[Ints, Ints]]:
+        found = 0
         for p, q in _pairs(distinct, np.arange(len(distinct)), np.arange(64), distance):
+            if found > limit:
+                return
             apart = (only[p] != only[q]) | (only[p] < 0)
+            found += int(apart.sum())
             yield p[apart], q[apart]
 
     p, q = _once(crossing(), len(distinct))

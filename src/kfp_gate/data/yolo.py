@@ -19,6 +19,7 @@ from kfp_gate.data.annotations import NO_SPLIT, SPLITS, Annotations, Bools, Floa
 from kfp_gate.data.archives import UnpackedStore
 from kfp_gate.data.defects import Defect
 from kfp_gate.data.images import SUFFIXES
+from kfp_gate.data.label_processes import CHUNK, parse_files
 from kfp_gate.data.label_text import ParsedLabels, parse_labels
 from kfp_gate.data.progress import Meter, Reporter
 from kfp_gate.errors import InvalidInput, Problem
@@ -26,7 +27,6 @@ from kfp_gate.storage import LocalStore, Readable
 
 YAML_NAMES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 CLASS_LISTS = ("classes.txt", "obj.names")
-_CHUNK = 2048
 _SPLIT_KEYS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
 
 
@@ -316,18 +316,20 @@ def _read_labels(
     store: Readable, images: Sequence[str], label_files: Sequence[str], reporter: Reporter | None
 ) -> tuple[ParsedLabels, list[Defect]]:
     meter = Meter("reading labels", len(images), reporter)
-    parts: list[ParsedLabels] = []
-    defects: list[Defect] = []
-    threads = 16 if _folder(store) is None else 1
-    with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(images), _CHUNK):
-            files = label_files[start : start + _CHUNK]
-            read = map if threads == 1 else pool.map
-            part = parse_labels(list(read(lambda name: store.read(name) if name else b"", files)))
-            for i, line, kind, found in part.problems:
-                defects.append(Defect(kind, files[i], line, found, images[start + i]))
-            parts.append(part)
-            meter.add(len(files))
+    if isinstance(store, LocalStore):
+        parts = parse_files(store.root, label_files, meter)
+    else:
+        parts = []
+        with ThreadPoolExecutor(16) as pool:
+            for start in range(0, len(images), CHUNK):
+                files = label_files[start : start + CHUNK]
+                parts.append(parse_labels(list(pool.map(lambda name: store.read(name) if name else b"", files))))
+                meter.add(len(files))
+    defects = [
+        Defect(kind, label_files[k * CHUNK + i], line, found, images[k * CHUNK + i])
+        for k, part in enumerate(parts)
+        for i, line, kind, found in part.problems
+    ]
     return ParsedLabels(
         np.concatenate([p.counts for p in parts]),
         np.concatenate([p.rows for p in parts]),
