@@ -28,7 +28,7 @@ def test_all_problems_come_at_once_with_close_matches() -> None:
     with pytest.raises(InvalidInput) as caught:
         check(GATE, given)
     assert [(p.where, p.found) for p in caught.value.problems] == [
-        ("epoch", "the pipeline has no such parameter; did you mean epochs?"),
+        ("epoch", "the pipeline has no such parameter; did you mean epochs or min_epochs?"),
         ("epochs", "'many' is not a whole number such as 20 (" + AS_TEXT + ")"),
         ("min_map50", "'nan' is not a finite number such as 0.5 (`kfp run create` would send nan, which is no JSON)"),
         (
