@@ -64,6 +64,9 @@ def test_registered_refused_and_broken_are_told_apart(
     step_tags.done("validation_gate", run_id="weak", **where)
     weak = record_outcome(run_id="weak", pipeline_state="SUCCEEDED", **where)
     assert (weak.state, weak.reason) == ("refused", "Refused: of 2 criteria, 1 missed")
+    # The link leads to the verdict.
+    assert weak.links is not None
+    assert (Path(weak.links["verdict and report"].removeprefix("file://")) / "refused.json").is_file()
 
     step_tags.started("launch_training", run_id="bad", **where)
     step_tags.failed("launch_training", "found: rank 1 was killed\nnext step: ...", run_id="bad", **where)

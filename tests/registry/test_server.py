@@ -176,6 +176,8 @@ def test_every_answer_to_a_write_is_lost_once(
     kinds = {path.rsplit("/mlflow/", 1)[-1] for _, path in lost}
     assert {"model-versions/create", "logged-models", "runs/create", "registered-models/alias"} <= kinds
     assert outcome.model == done.uri
+    assert outcome.links is not None
+    assert set(outcome.links) == {"MLflow run", "verdict and report", "registered version"}
     tracking = connect(server.uri)
     runs = tracking.client.search_runs([tracking.experiment_id], "tags.`kfp_gate.pipeline_run` = 'lossy'")
     assert Counter(run.data.tags["kfp_gate.role"] for run in runs) == {"pipeline": 1, "gate": 1, "registration": 1}

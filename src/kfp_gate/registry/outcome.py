@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+from urllib.parse import quote
 
 from kfp_gate.errors import KfpGateError, hide_secrets
 from kfp_gate.registry.pipeline_run import GATE, NOTE_TAG, REGISTRATION, find_runs, merge_parents
@@ -88,7 +89,7 @@ def record_outcome(
         # Read before doubled runs are merged: of two tags for one step the later one counts.
         outcome = find_outcome(tracking, run_id, pipeline_state, pipeline_error)
         parent = merge_parents(tracking, run_id)
-        outcome = _with_links(tracking, outcome, parent, links)
+        outcome = _with_links(tracking, run_id, outcome, parent, links)
         _write(tracking, parent, outcome)
     except KfpGateError as error:
         if webhook:
@@ -159,10 +160,22 @@ def _next_step(ended: set[str]) -> str:
     return STEPS[min(last + 1, len(STEPS) - 1)]
 
 
-def _with_links(tracking: Tracking, outcome: RunOutcome, parent: str, links: Mapping[str, str] | None) -> RunOutcome:
+def _with_links(
+    tracking: Tracking, run_id: str, outcome: RunOutcome, parent: str, links: Mapping[str, str] | None
+) -> RunOutcome:
     found = {name: hide_secrets(address) for name, address in (links or {}).items()}
+    gates = find_runs(tracking, run_id, GATE)
     if tracking.address.is_server:
-        found["MLflow run"] = f"{tracking.where.rstrip('/')}/#/experiments/{tracking.experiment_id}/runs/{parent}"
+        pages = f"{tracking.where.rstrip('/')}/#"
+        runs = f"{pages}/experiments/{tracking.experiment_id}/runs"
+        found["MLflow run"] = f"{runs}/{parent}"
+        if gates:
+            found["verdict and report"] = f"{runs}/{gates[0].info.run_id}/artifacts"
+        if outcome.model:
+            name, _, number = outcome.model.removeprefix("models:/").rpartition("/")
+            found["registered version"] = f"{pages}/models/{quote(name, safe='')}/versions/{number}"
+    elif gates:
+        found["verdict and report"] = str(gates[0].info.artifact_uri)
     return RunOutcome(outcome.state, outcome.step, hide_secrets(outcome.reason), outcome.model, found)
 
 
