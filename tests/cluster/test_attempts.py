@@ -46,6 +46,7 @@ def test_a_training_that_goes_well(cluster, tmp_path, backend):
     assert len(jobs(cluster, TRAINJOB if backend == "trainjob" else PYTORCHJOB)) == 1
 
 
+@pytest.mark.all_only
 @pytest.mark.parametrize("crd", ["trainjobs-v2.0.1.yaml", "trainjobs-v2.1.0.yaml", "trainjobs.yaml"])
 @pytest.mark.parametrize("may_read_crds", [True, False])
 def test_every_release_gets_the_field_it_knows(tmp_path, crd, may_read_crds):
@@ -130,6 +131,7 @@ def test_a_lost_answer_to_the_create_makes_no_second_job(cluster, tmp_path):
     assert len(jobs(cluster)) == 1
 
 
+@pytest.mark.all_only
 @pytest.mark.parametrize("backend", ["trainjob", "pytorchjob"])
 @pytest.mark.parametrize(
     ("condition", "pod_reason", "cause"),
@@ -166,6 +168,7 @@ def test_taken_away_means_a_successor_that_resumes(cluster, tmp_path, backend, c
     assert len(jobs(cluster, resource)) == 2
 
 
+@pytest.mark.all_only
 def test_restarts_are_bounded(cluster, tmp_path):
     def taken(job):
         pods = job.start()
@@ -200,6 +203,7 @@ def test_a_failure_of_the_program_is_reported_again_and_not_retried(cluster, tmp
     assert len(jobs(cluster)) == 1
 
 
+@pytest.mark.all_only
 def test_failed_jobs_go_if_asked(cluster, tmp_path):
     def broken(job):
         pods = job.start()
@@ -211,6 +215,7 @@ def test_failed_jobs_go_if_asked(cluster, tmp_path):
     assert jobs(cluster) == []
 
 
+@pytest.mark.all_only
 def test_the_owner_is_the_workflow_and_never_the_pod(cluster, tmp_path, monkeypatch):
     workflow = cluster.store.put(
         WORKFLOWS,
@@ -275,6 +280,7 @@ def test_without_a_run_id_nothing_is_created(cluster, tmp_path, monkeypatch):
     assert jobs(cluster) == []
 
 
+@pytest.mark.all_only
 def test_a_job_that_is_being_deleted_is_waited_for(cluster, tmp_path):
     launcher = Launcher(cluster, tmp_path)
     launcher.run(well(tmp_path))

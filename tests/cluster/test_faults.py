@@ -351,6 +351,7 @@ def test_the_first_of_two_failures_is_the_cause_and_the_text_says_why(cluster, t
     assert "KeyError: 'cone'" in outcome.text()
 
 
+@pytest.mark.all_only
 def test_waits_are_explained_while_they_last(cluster, tmp_path):
     def slow(job: JobHandle) -> None:
         job.suspend("waiting for quota in queue gpu")
@@ -395,6 +396,7 @@ def test_a_missing_permission_is_named(cluster, tmp_path, verb, resource):
     assert "deploy/" in error.value.next_step
 
 
+@pytest.mark.all_only
 def test_an_api_server_that_stays_away_leaves_the_job_running(cluster, tmp_path, monkeypatch):
     from double.cluster import TRAINJOB
 
@@ -413,6 +415,7 @@ def test_an_api_server_that_stays_away_leaves_the_job_running(cluster, tmp_path,
     cluster.up()
 
 
+@pytest.mark.all_only
 def test_the_launchers_own_deadline_keeps_the_evidence(cluster, tmp_path):
     def endless(job: JobHandle) -> None:
         for pod in job.start():

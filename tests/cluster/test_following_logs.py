@@ -157,6 +157,7 @@ def test_the_rest_of_a_split_line_alone_at_the_head_of_a_reconnect(cluster, pod)
     assert got.finish() == [b"p" * 16384 + b"q" * 10, b"next", b"after"]
 
 
+@pytest.mark.all_only
 def test_server_answers_that_are_not_the_end(cluster, pod):
     pod.start()
     for number in range(20):
@@ -169,6 +170,7 @@ def test_server_answers_that_are_not_the_end(cluster, pod):
     assert got.finish() == [b"line %d" % n for n in range(20)]
 
 
+@pytest.mark.all_only
 def test_an_api_server_that_is_away_for_seconds(cluster, pod):
     pod.start()
     got = Collected(cluster, pod).start()
@@ -184,6 +186,7 @@ def test_an_api_server_that_is_away_for_seconds(cluster, pod):
     assert got.finish() == [b"line %d" % n for n in range(200)]
 
 
+@pytest.mark.all_only
 def test_silence_longer_than_the_read_timeout(cluster, pod):
     pod.start()
     pod.write("before")
@@ -195,6 +198,7 @@ def test_silence_longer_than_the_read_timeout(cluster, pod):
     assert got.follower.connections >= 3
 
 
+@pytest.mark.all_only
 def test_a_container_that_restarts(cluster, pod):
     pod.change(lambda body: body["spec"].update(restartPolicy="OnFailure"))
     pod.start()
@@ -212,6 +216,7 @@ def test_a_container_that_restarts(cluster, pod):
     assert any("restarted" in note for note in got.notes)
 
 
+@pytest.mark.all_only
 def test_rotation_while_cut_off_is_said(cluster, pod):
     pod.start()
     pod.write("old")

@@ -34,6 +34,7 @@ def step_pod(cluster, workflow_spec: dict) -> None:
     )
 
 
+@pytest.mark.all_only
 @pytest.mark.parametrize(
     ("workflow_spec", "goes"),
     [({"activeDeadlineSeconds": 0}, True), ({"shutdown": "Terminate"}, True), ({}, False)],

@@ -110,6 +110,7 @@ def test_the_wrapper_killed_takes_its_worker_along(tmp_path):
         assert_gone(int(line.split()[-1]))
 
 
+@pytest.mark.all_only
 def test_a_rank_that_ignores_sigterm_is_killed_and_so_are_its_children(tmp_path):
     said = Output()
     outcome = run(
