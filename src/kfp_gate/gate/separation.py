@@ -99,7 +99,8 @@ def require(separation: Separation, *, allow_unproven: bool, where: str) -> None
         raise Broken(
             f"the model has seen test images: {', '.join(counts)}",
             expected="a test set that shares no image, near-duplicate or group with training and selection",
-            where=where, next_step="split again with groups that keep these together, then train on that split",
+            where=where, next_step="split again so that these stay together, for instance with "
+            f"group_rule='auto+near-duplicates:{NEAR}', then train on that split",
             problems=[Problem(*text.rsplit(": ", 1)) for text in separation.examples],
         )  # fmt: skip
     if separation.state == "not proven" and not allow_unproven:
