@@ -116,6 +116,20 @@ def rank_0_fails_in_the_validation_of_epoch_2(rank: int) -> Any:
     return lambda: None
 
 
+def rank_1_raises_in_epoch_2(rank: int) -> Any:
+    from kfp_gate.training.trainer import RankTrainer
+
+    original = RankTrainer._batch_begins
+
+    def begins(self: Any, trainer: Any) -> None:
+        if rank == 1 and self.epoch == 1:
+            raise ValueError("made by the test, with password=hunter22")
+        original(self, trainer)
+
+    RankTrainer._batch_begins = begins
+    return lambda: None
+
+
 def rank_1_is_killed_in_epoch_2(rank: int) -> Any:
     from kfp_gate.training.trainer import RankTrainer
 
@@ -172,6 +186,7 @@ FAULTS = {
     f.__name__: f
     for f in (
         none, dies_in_epoch_3, nan_on_rank_1_and_storage_down_in_epoch_2, rank_0_fails_in_the_validation_of_epoch_2,
+        rank_1_raises_in_epoch_2,
         rank_1_is_killed_in_epoch_2, slow_epochs, disk_full_in_epoch_2,
     )
 }  # fmt: skip

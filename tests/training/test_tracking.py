@@ -10,7 +10,11 @@ import pytest
 from registry.server import Server
 
 from kfp_gate.metric_names import from_mlflow, per_class
+from kfp_gate.training.spec import TrainingSpec
 from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker, deliver_spool
+
+from .launch import start
+from .scene import SCALED, make_scene
 
 pytestmark = pytest.mark.all_only
 
@@ -115,6 +119,39 @@ def test_the_run_lies_below_the_pipelines(server: Server, tmp_path: Path) -> Non
     track.close(status="FINISHED")
     run = client.get_run(track.run_id)
     assert run.data.tags["mlflow.parentRunId"] == parent and run.info.status == "FINISHED"
+
+
+def test_a_failing_rank_leaves_its_evidence_in_the_run(server: Server, tmp_path: Path) -> None:
+    """A whole training on two ranks: what rank 0 logged, and the failure files of both ranks."""
+    from mlflow import MlflowClient
+
+    server.start()
+    home = tmp_path / "ranks"
+    scene = make_scene(home / "data", train=8, val=4, classes=("a@b (50%)", "plain"))
+    spec = TrainingSpec(
+        train_manifest=str(scene.train), val_manifest=str(scene.val), base_model=SCALED, epochs=9, image_size=64,
+        batch=4, monitors=("map50_95", per_class("a@b (50%)", "map50")), tracking_uri=server.uri, experiment="e", run_id="p9",
+        checkpoint_uri=str(home / "storage"), overrides={"optimizer": "AdamW"},
+    )  # fmt: skip
+    (home / "spec.json").write_text(spec.to_json())
+    plan = [{"spec": str(home / "spec.json"), "fault": "rank_1_raises_in_epoch_2"}]
+    ranks = start(home, scene.root, plan, ranks=2).wait()
+    assert [r.code for r in ranks] == [1, 1], ranks[0].output[-2000:]
+    assert ranks[1].failure["kind"] == "broken" and ranks[0].failure == {**ranks[0].failure, "kind": "peer", "peer": 1}
+    client = MlflowClient(server.uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
+    assert run.info.status == "FAILED" and run.data.tags[PIPELINE_RUN_TAG] == "p9"
+    assert "made by the test" in run.data.tags["kfp_gate.failure"]
+    names = {from_mlflow(k) for k in run.data.metrics}
+    assert {"map50_95", "class/a@b (50%)/map50", "train/box_loss"} <= names
+    kept = {a.path for a in client.list_artifacts(run.info.run_id, "evidence")}
+    assert kept == {"evidence/failure-rank0.json", "evidence/failure-rank1.json"}
+    for rank in ranks:
+        assert "hunter22" not in rank.output
+    assert sorted(p.name for p in (home / "storage" / "evidence").glob("failure-*")) == [
+        "failure-rank0.json",
+        "failure-rank1.json",
+    ]
 
 
 def test_without_an_address_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

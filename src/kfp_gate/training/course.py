@@ -3,6 +3,7 @@
 One object per rank, driven by the few joints of `kfp_gate.training.trainer`. What rank 0 decides is told to all.
 """
 
+import gzip
 import json
 import logging
 import math
@@ -41,6 +42,10 @@ WINDOW_S = 5.0
 
 WARM_STEPS = 3
 """Steps of a process that are kept apart: compilation, warm-up, caches."""
+
+
+MANY_VALUES = 500
+"""Values an epoch beyond which the timeline keeps only the overall ones, the monitors, and the classes' map50_95."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +273,8 @@ class TrainingCourse:
             "lost_epochs": list(self.checkpoints.lost.epochs), "waited_s": round(self.checkpoints.waited_s, 3),
         }  # fmt: skip
         self.record.write(step / RECORD)
-        shutil.copyfile(self.timeline.path, step / "timeline.jsonl")
+        with self.timeline.path.open("rb") as lines, gzip.open(step / "timeline.jsonl.gz", "wb", 1) as packed:
+            shutil.copyfileobj(lines, packed)
         queued = self.checkpoints.commit(epoch, step, finished=finished)
         self.timeline.write("checkpoint", epoch=epoch, ok=queued, seconds=round(time.perf_counter() - started, 4))
 
@@ -296,6 +302,13 @@ class TrainingCourse:
         """The file name of a monitor's best weights; the name itself may hold any character."""
         return slot(monitor)
 
+    def _shown_values(self) -> Values:
+        """An epoch's values for the timeline: all, unless hundreds of classes would make it long."""
+        if len(self._values) <= MANY_VALUES:
+            return self._values
+        kept = set(self.monitors.watched)
+        return {n: v for n, v in self._values.items() if "/" not in n or n in kept or n.endswith("/map50_95")}
+
     def memory(self, *, children: bool = False) -> Memory:
         """This process now."""
         return read_memory(group=self.control_group, cuda=cuda_memory(), children=children)
@@ -306,7 +319,9 @@ class TrainingCourse:
         self.timeline.write("phases", epoch=epoch, seconds=times.seconds, steps=times.steps, device=times.device)
         self.timeline.write("memory", epoch=epoch, **memory.values())
         if self.group.rank == 0:
-            self.timeline.write("epoch", epoch=epoch, values=self._values, losses=self.record.epochs[-1]["losses"])
+            self.timeline.write(
+                "epoch", epoch=epoch, values=self._shown_values(), losses=self.record.epochs[-1]["losses"]
+            )
         log.info("%s", memory_line(epoch, self.spec.epochs, memory))
         log.info("%s", phase_line(epoch, self.spec.epochs, times))
         if self.group.rank == 0:

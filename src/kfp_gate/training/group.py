@@ -211,6 +211,23 @@ class Watch:
         while not self.store.check(keys):
             time.sleep(0.05)
 
+    def share(self, name: str, value: str) -> None:
+        """Leave a small text for the other ranks; never raises."""
+        if self.thread is not None:
+            try:
+                self.store.set(f"share/{name}", value)
+            except RuntimeError as error:
+                log.debug("%s could not be shared: %s", name, error)
+
+    def shared(self, name: str) -> str:
+        """What another rank shared; "" if nothing."""
+        try:
+            if self.thread is not None and self.store.check([f"share/{name}"]):
+                return str(self.store.get(f"share/{name}").decode())
+        except RuntimeError as error:
+            log.debug("%s could not be read: %s", name, error)
+        return ""
+
     def leave(self, *, wait_s: float = 15.0) -> None:
         """This rank ends and will beat no more; rank 0, which holds the store, waits for the others."""
         if self.thread is None:

@@ -44,6 +44,8 @@ from kfp_gate.training.validation import Validation
 
 log = logging.getLogger(__name__)
 
+RUN_ID = "mlflow-run-id"
+
 EVIDENCE_S = 20.0
 """How long storing the evidence may take: the pod's end is near."""
 
@@ -253,6 +255,7 @@ class Session:
             uri=spec.tracking_uri, experiment=spec.experiment, spool=self.private / "tracking-spool.jsonl",
             run_id=spec.mlflow_run_id or earlier, name="training", params=_flat(spec.settings()),
             tags={k: v for k, v in tags.items() if v},
+            on_open=lambda run_id: self.watch.share(RUN_ID, run_id) if self.watch is not None else None,
         )  # fmt: skip
         if spec.heartbeat_bound_s:
             Heartbeat(self.checkpoint_uri, bound_s=spec.heartbeat_bound_s).watch(self._heartbeat_stale)
@@ -335,7 +338,7 @@ class Session:
         memory = read_memory(group=find_control_group(), cuda=_quiet_cuda(), children=True)
         self.timeline.write("failure", failure=facts["kind"], message=facts["message"], **memory.values())
         text = write_failure(
-            self.private / f"failure-rank{self.ranks.rank}.json", rank=self.ranks.rank,
+            self._failure_file, rank=self.ranks.rank,
             node=self.timeline.identity["node"], phase=self.timeline.phase, memory=memory.values(),
             versions=versions(), settings=self.spec.settings(),
             last_lines=[redact(line) for line in self.lines.lines], **facts,
@@ -354,6 +357,23 @@ class Session:
             self.watch.leave(wait_s=2 * BEAT_S + GRACE_S)
         return exit_code(error)
 
+    def _send_evidence(self) -> None:
+        """The failure file of a rank without a tracker of its own, into the run that rank 0 opened."""
+        run_id = self.watch.shared(RUN_ID) if self.watch is not None else ""
+        uri = self.spec.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        if not run_id or not uri:
+            return
+        try:
+            from mlflow import MlflowClient
+
+            MlflowClient(uri).log_artifact(run_id, str(self._failure_file), "evidence")
+        except Exception as problem:
+            log.warning("the evidence did not reach MLflow: %s", type(problem).__name__)
+
+    @property
+    def _failure_file(self) -> Path:
+        return self.private / f"failure-rank{self.ranks.rank}.json"
+
     def _store_evidence(self, text: str, error: BaseException) -> None:
         try:
             store = open_store(self.checkpoint_uri)
@@ -365,9 +385,11 @@ class Session:
                     store.write("evidence/tracking-spool.jsonl", "\n".join(waiting).encode())
         except Exception as problem:
             log.warning("the evidence did not reach %s: %s", self.checkpoint_uri, type(problem).__name__)
+        if self.ranks.rank != 0 and kind_of(error) != "peer":
+            self._send_evidence()
         if self.tracker is not None:
             self.tracker.tag(**{"kfp_gate.failure": f"{kind_of(error)}: {message_of(error)}"})
-            self.tracker.artifact(self.private / f"failure-rank{self.ranks.rank}.json", "evidence")
+            self.tracker.artifact(self._failure_file, "evidence")
             self.tracker.close(status="KILLED" if kind_of(error) == "terminated" else "FAILED", timeout_s=10)
 
 

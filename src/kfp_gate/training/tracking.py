@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class Tracker:
     def __init__(
         self, *, uri: str, experiment: str, spool: Path, run_id: str = "", name: str = "training",
         params: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None,
+        on_open: Callable[[str], None] = lambda _run_id: None,
     ) -> None:  # fmt: skip
         """Start delivering.
 
@@ -71,7 +72,9 @@ class Tracker:
             name: the run's name.
             params: logged once.
             tags: set once.
+            on_open: called once with the run's id, from the delivering thread.
         """
+        self._on_open = on_open
         self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI", "")
         self.experiment, self.run_id, self.name, self.spool = experiment, run_id, name, spool
         self.delivery = Delivery()
@@ -222,6 +225,7 @@ class Tracker:
             for key, value in self._tags.items():
                 self._client.set_tag(self.run_id, key, value)
         self._opened = True
+        self._on_open(self.run_id)
         self._send(("params", self._params))
 
     def _parent(self, experiment: str) -> dict[str, str]:
