@@ -293,3 +293,32 @@ def test_a_job_that_is_being_deleted_is_waited_for(cluster, tmp_path):
     assert launcher.run(well(tmp_path), patience=QUICK).state == "succeeded"
     (again,) = jobs(cluster)
     assert again["metadata"]["uid"] != job["metadata"]["uid"]
+
+
+@pytest.mark.all_only
+def test_a_queue_that_takes_the_pods_back_and_gives_new_ones(cluster, tmp_path):
+    """Kueue preempts by suspending the job: no successor, the same job goes on with new pods."""
+
+    def requeued(job):
+        first = job.start()
+        first[0].write("epoch 1 of the first turn")
+        time.sleep(1.2)
+        job.suspend("Preempted to accommodate a higher priority workload")
+        for pod in first:
+            pod.delete()
+        time.sleep(2.5)  # longer than pods alone would be waited for
+        job.resume()
+        job.body["metadata"]["uid"] = "second" + job.body["metadata"]["uid"][6:]  # other names for the new pods
+        second = job.start()
+        second[0].write("epoch 1 of the second turn")
+        deliver(job, tmp_path)
+        for pod in second:
+            pod.exit(0)
+        job.complete()
+
+    launcher = Launcher(cluster, tmp_path)
+    outcome = launcher.run(requeued)
+    assert outcome.state == "succeeded", outcome.text()
+    assert launcher.lines(0) == ["epoch 1 of the first turn", "epoch 1 of the second turn"]
+    assert any("waits in its queue: Preempted to accommodate" in line for line in launcher.said)
+    assert len(jobs(cluster)) == 1

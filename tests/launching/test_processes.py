@@ -139,17 +139,15 @@ def test_a_peer_that_lost_its_connection_is_not_named_first(tmp_path):
     outcome = run(
         tmp_path,
         """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if rank == 0:
             raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1")
-        time.sleep(0.3)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(0.2)
         raise KeyError("map50_98")
         """,
     )
-    # Rank 1 was told to stop when rank 0 ended; it still failed by itself, close to it, for a reason of its own.
-    assert outcome.first_failed_rank in (0, 1)
-    assert outcome.cause in ("peer-lost", "exception")
+    assert (outcome.first_failed_rank, outcome.cause) == (1, "exception")
+    assert "KeyError: 'map50_98'" in outcome.summary
 
 
 def test_invalid_input_reaches_the_user_with_its_own_text(tmp_path):
@@ -294,3 +292,52 @@ def test_all_wrong_settings_are_listed_at_once():
         "memory_per_node",
         "checkpoint_uri",
     ]
+
+
+@pytest.mark.parametrize(("visible", "shown"), [("3,5", ["3", "5"]), (None, ["0", "1"])])
+def test_each_rank_sees_one_gpu_of_those_that_are_visible(tmp_path, monkeypatch, visible, shown):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    said = Output()
+    run(tmp_path, "print('gpu', os.environ['CUDA_VISIBLE_DEVICES'])", said, gpus_per_node=1)
+    assert [said.wait_for(rf"rank {rank}\] gpu").split()[-1] for rank in range(2)] == shown
+
+
+def test_more_ranks_than_gpus_is_said_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    said = Output()
+    with pytest.raises(InvalidInput, match="2 ranks and 1 visible GPUs"):
+        run(tmp_path, "print('started')", said, gpus_per_node=1)
+    assert not said
+
+
+def test_the_workers_report_is_evidence_and_its_own_137_is_no_signal(tmp_path):
+    outcome = run(
+        tmp_path,
+        """
+        facts = {"kind": "memory", "message": "MemoryError: 2 GiB", "phase": "validation", "exit_code": 137}
+        print("KFP_GATE_FAILURE " + json.dumps(facts))
+        time.sleep(rank)
+        sys.exit(137)
+        """,
+    )
+    assert (outcome.cause, outcome.first_failed_rank) == ("out-of-memory", 0)
+    assert "the worker reports (memory in phase validation): MemoryError: 2 GiB" in outcome.evidence
+    assert "exit code 137" in outcome.evidence
+    assert not any("signal" in line for line in outcome.evidence)
+
+
+def test_a_rank_that_blames_its_peer_is_believed(tmp_path):
+    outcome = run(
+        tmp_path,
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        kinds = {0: ("peer", "rank 1 failed in backward"), 1: ("broken", "ValueError: no such class")}
+        print("KFP_GATE_FAILURE " + json.dumps(dict(zip(("kind", "message"), kinds[rank]))), flush=True)
+        time.sleep(rank * 1.5)  # told to stop by then
+        sys.exit(1)
+        """,
+    )
+    assert outcome.first_failed_rank == 1
+    assert outcome.cause == "exception"

@@ -108,7 +108,9 @@ def _cause(one: Seen) -> tuple[Cause, tuple[str, ...]]:
     if one.stopped_by_us or (one.exit_code == 0 and one.cause is None):
         return "none", ()
     evidence = list(one.evidence)
-    number = end.get("signal") or (one.exit_code - 128 if one.exit_code and 128 < one.exit_code < 160 else None)
+    number = end.get("signal")
+    if not end and one.exit_code and 128 < one.exit_code < 160:
+        number = one.exit_code - 128  # with an end line it is known; a worker may also exit with such a code itself
     kills = end.get("memory", {}).get("oom_kills")
     cause = one.cause
     if cause is None:
@@ -119,6 +121,10 @@ def _cause(one: Seen) -> tuple[Cause, tuple[str, ...]]:
         evidence.append(f"exit code {one.exit_code}")
     if reason := end.get("reason"):
         evidence.append(str(reason))
+    if lines.failure and cause != "invalid-input":
+        said = (str(lines.failure.get("message", "")).splitlines() or [""])[0].removeprefix("found:").strip()[:300]
+        phase = f" in phase {lines.failure['phase']}" if lines.failure.get("phase") else ""
+        evidence.append(f"the worker reports ({lines.failure.get('kind', 'unknown')}{phase}): {said}")
     if lines.progress:
         evidence.append("last " + progress_text(lines.progress))
     if kills is not None and (number == signal.SIGKILL or cause in ("out-of-memory", "child-killed", "killed")):
@@ -157,7 +163,7 @@ def _cause_from_output(one: Seen, number: int | None, kills: int | None) -> Caus
         return "out-of-memory"
     if lines.traceback or kind == "broken" or delivery:
         return "exception"
-    if number:
+    if number or kind == "terminated":
         return "killed"
     return "exit-code" if one.exit_code is not None else "unknown"
 

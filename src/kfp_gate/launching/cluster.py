@@ -21,6 +21,7 @@ from kfp_gate.launching.inputs import prepare
 from kfp_gate.launching.kinds import KINDS, Kind
 from kfp_gate.launching.options import LaunchOptions
 from kfp_gate.launching.outcome import RESTARTABLE, Outcome
+from kfp_gate.launching.output import write_lines
 from kfp_gate.launching.owner import find_owner, find_run_id, terminated_by_user
 from kfp_gate.launching.waits import Patience
 from kfp_gate.launching.worker_pod import JobRequest, attempt_name, base_name
@@ -78,7 +79,7 @@ def run_on_cluster(
 
 
 def _run(launch: Launch, out: Path, beat: Callable[[], None], current: list[str]) -> Outcome:
-    say = launch.options.say or _say
+    say = _say(launch.options)
     while True:
         attempt = _latest(launch, beat)
         if attempt is None:
@@ -161,7 +162,7 @@ def _fetch_record(request: JobRequest) -> None:
     try:
         download_folder(f"{request.delivery}/training", request.options.records / "rank-0" / "training")
     except KfpGateError as error:
-        (request.options.say or _say)(f"no record of the training was delivered: {error.found}")
+        _say(request.options)(f"no record of the training was delivered: {error.found}")
 
 
 def _await_quiet(launch: Launch, name: str, beat: Callable[[], None]) -> None:
@@ -225,11 +226,8 @@ def _delete_on_terminate(launch: Launch, own_namespace: str, current: list[str])
         signal.signal(signal.SIGTERM, before)
 
 
-def _say(line: str) -> None:
-    import sys
-
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+def _say(options: LaunchOptions) -> Callable[[str], None]:
+    return options.say or (lambda line: write_lines([line]))
 
 
 def render(spec: str, options: LaunchOptions, *, release: str = "2.2") -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """One job from its creation to its end: every rank's log, every wait explained, and how it ended."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from kfp_gate.launching.events import creation_failures, pod_events
 from kfp_gate.launching.kinds import JobState, Kind
 from kfp_gate.launching.logs import Follower
 from kfp_gate.launching.outcome import Outcome, RankEnd
+from kfp_gate.launching.output import writer
 from kfp_gate.launching.pod_watch import PodWatch
 from kfp_gate.launching.pods import Pod, ending, seconds
 from kfp_gate.launching.waits import GaveUp, Patience, Waits
@@ -40,14 +40,14 @@ class Following:
     ) -> None:  # fmt: skip
         self.api, self.kind, self.request, self.patience = api, kind, request, patience or Patience()
         self.options = request.options
-        self.say_lines = _writer(say)
+        self.say_lines = writer(say)
         self.beat = beat
         self.job_text = f"{kind.name} {request.namespace}/{request.name}"
         self.watch = PodWatch(api, request.namespace, kind.selector(request.name), self._pod)
         self.ranks: dict[str, Rank] = {}
         self.lock = threading.Lock()
         self.stop = threading.Event()
-        self.report = ProgressReport(lambda text: self.say_lines([text]), self.patience.say)
+        self.report = ProgressReport(self._say, self.patience.say)
         self.job: dict[str, Any] = {}
         self.state: tuple[JobState, str, str] = ("running", "", "")
         self.job_gone = False
@@ -101,7 +101,7 @@ class Following:
             follower = Follower(
                 self.api, self.request.namespace, pod, lambda p=pod: self.watch.read(p.name, p.uid),  # type: ignore[misc]
                 lambda lines, uid=pod.uid: self._lines(uid, lines), self.stop,  # type: ignore[misc]
-                note=lambda text, n=pod.rank: self.say_lines([f"[rank {n}] -- {text} --"]),  # type: ignore[misc]
+                note=lambda text, n=pod.rank: self._say(f"[rank {n}] -- {text} --"),  # type: ignore[misc]
             )  # fmt: skip
             thread = threading.Thread(target=follower.run, name=f"follow-{pod.name}", daemon=True)
             self.ranks[pod.uid] = Rank(pod, pod.rank, follower, thread)
@@ -184,11 +184,21 @@ class Following:
             f"{self.job_text} was stopped: its deadline of {self.options.deadline_seconds} s passed",
         )
 
+    def _current(self) -> list[tuple[Pod, bool]]:
+        """The newest pod of each rank, with whether it is gone: a job that was queued again gets new ones."""
+        newest: dict[int, tuple[Pod, bool]] = {}
+        for pod, gone in self.watch.pods():
+            if pod.rank is not None and (pod.rank not in newest or pod.created >= newest[pod.rank][0].created):
+                newest[pod.rank] = (pod, gone)
+        return [newest[rank] for rank in sorted(newest)]
+
     def _ended(self) -> bool:
         """Whether there is nothing left to wait for."""
-        pods = [(pod, gone) for pod, gone in self.watch.pods() if pod.rank is not None]
+        pods = self._current()
         settled = {pod.rank for pod, gone in pods if gone or pod.finished}
         all_settled = self.watch.listed.is_set() and len(settled) >= self.options.nodes
+        if self.state[0] == "suspended" and not self.job_gone:
+            return False  # a queue took its pods back, and will give it new ones
         final = self.job_gone or self.state[0] in ("succeeded", "failed")
         broken = any(not gone and pod.finished and pod.phase != "Succeeded" for pod, gone in pods)
         if not final and not all_settled and not broken:
@@ -204,7 +214,7 @@ class Following:
                 return False
             self._listed_after_end = True
             self._follow_new_pods()
-            pods = [(pod, gone) for pod, gone in self.watch.pods() if pod.rank is not None]
+            pods = self._current()
         waited = now - self._ending_since
         running = [pod for pod, gone in pods if not gone and not pod.finished]
         if running and waited > self.patience.stragglers and not self._ended_stragglers:
@@ -219,7 +229,7 @@ class Following:
         return final or waited > self.patience.settle
 
     def _outcome(self) -> Outcome:
-        pods = [(pod, gone) for pod, gone in self.watch.pods() if pod.rank is not None]
+        pods = self._current()
         codes = [self._code(pod) for pod, _ in pods]
         all_well = len(pods) >= self.options.nodes and all(code == 0 for code in codes)
         claimed = self.state[0] == "succeeded" and not any(code for code in codes if code is not None)
@@ -244,7 +254,7 @@ class Following:
     def _explain(self) -> Outcome:
         seen: list[Seen] = []
         displaced: list[int] = []
-        for pod, gone in self.watch.pods():
+        for pod, gone in self._current():
             rank = self.ranks.get(pod.uid)
             if rank is None:
                 continue
@@ -288,19 +298,3 @@ def with_evidence(outcome: Outcome, more: tuple[str, ...]) -> Outcome:
 
 def _rank_end(rank: Rank) -> RankEnd:
     return RankEnd(rank.number, None, None, "none", (), tuple(rank.lines.last)[-6:], True)
-
-
-def _writer(say: Callable[[str], None] | None) -> Callable[[list[str]], None]:
-    if say is None:
-
-        def write(lines: list[str]) -> None:
-            sys.stdout.write("\n".join(lines) + "\n")
-            sys.stdout.flush()
-
-        return write
-
-    def each(lines: list[str]) -> None:
-        for line in lines:
-            say(line)
-
-    return each

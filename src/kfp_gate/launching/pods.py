@@ -55,6 +55,10 @@ class Pod:
         return str((self.body.get("spec") or {}).get("nodeName", ""))
 
     @property
+    def created(self) -> str:
+        return str(self.body.get("metadata", {}).get("creationTimestamp", ""))
+
+    @property
     def phase(self) -> str:
         return str(self.status.get("phase", "Pending"))
 

@@ -20,6 +20,7 @@ from kfp_gate.errors import InvalidInput
 from kfp_gate.launching.causes import NEXT_CHECK, Seen, explain, with_cause
 from kfp_gate.launching.options import LaunchOptions
 from kfp_gate.launching.outcome import Outcome, RankEnd
+from kfp_gate.launching.output import write_lines
 from kfp_gate.launching.rank import GRACE_SECONDS
 from kfp_gate.launching.worker_lines import MACHINE_PREFIXES, ProgressReport, WorkerLines
 
@@ -28,6 +29,11 @@ MAX_LINE_BYTES = 64 * 1024
 """A longer line is passed on in parts: memory stays bounded whatever a rank prints."""
 
 POLL_SECONDS = 0.1
+LINGER_SECONDS = 1.0
+"""Between the first failure and the stop of the others: the rank that is to blame may end a moment later."""
+
+OWN_FAILURES = ("broken", "user", "memory", "unavailable")
+"""What a worker reports when it failed by itself, also if we told it to stop at the same moment."""
 
 
 def run_processes(spec: str, options: LaunchOptions, out: Path) -> Outcome:
@@ -36,7 +42,7 @@ def run_processes(spec: str, options: LaunchOptions, out: Path) -> Outcome:
     Raises:
         InvalidInput: more ranks than visible GPUs.
     """
-    say = options.say or _write_line
+    say = options.say or (lambda line: write_lines([line]))
     work = Path(tempfile.mkdtemp(prefix="kfp-gate-ranks-"))
     ranks: list[_Rank] = []
     try:
@@ -121,6 +127,11 @@ class _Rank:
         code = self.process.returncode
         return code if code is None or code >= 0 else 128 - code
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it ended because we told it to, and not by itself at the same moment."""
+        return self.stopped_by_us and self.lines.failure.get("kind") not in OWN_FAILURES
+
     def signal(self, number: signal.Signals) -> None:
         if self.process.poll() is None:
             self.process.send_signal(number)
@@ -145,7 +156,7 @@ def _follow(ranks: list[_Rank], say: Callable[[str], None], deadline_seconds: in
     for rank in ranks:
         selector.register(rank.fd, selectors.EVENT_READ, rank)
     deadline = time.monotonic() + deadline_seconds if deadline_seconds else float("inf")
-    kill_at = float("inf")
+    stop_at = kill_at = float("inf")
     timed_out = False
     while True:
         for key, _ in selector.select(POLL_SECONDS):
@@ -158,7 +169,9 @@ def _follow(ranks: list[_Rank], say: Callable[[str], None], deadline_seconds: in
         failed = any(rank.exit_code != 0 for rank in ended)
         now = time.monotonic()
         timed_out = timed_out or (now >= deadline and len(ended) < len(ranks))
-        if (failed or timed_out) and kill_at == float("inf"):
+        if failed and stop_at == float("inf"):
+            stop_at = now + LINGER_SECONDS
+        if (now >= stop_at or timed_out) and kill_at == float("inf"):
             kill_at = now + GRACE_SECONDS + 1
             for rank in ranks:
                 if rank not in ended:
@@ -181,9 +194,7 @@ def _follow(ranks: list[_Rank], say: Callable[[str], None], deadline_seconds: in
 
 
 def _outcome(ranks: list[_Rank], out: Path, timed_out: bool, deadline_seconds: int) -> Outcome:
-    seen = [
-        Seen(rank.number, rank.exit_code, rank.ended_at, rank.lines, None, (), rank.stopped_by_us) for rank in ranks
-    ]
+    seen = [Seen(rank.number, rank.exit_code, rank.ended_at, rank.lines, None, (), rank.was_stopped) for rank in ranks]
     if timed_out:
         return with_cause(
             explain(seen), "deadline", f"the ranks were stopped: the deadline of {deadline_seconds} s passed"
@@ -247,8 +258,3 @@ def _keep_records(ranks: list[_Rank], records: Path) -> None:
             shutil.rmtree(target, ignore_errors=True)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(rank.out, target)
-
-
-def _write_line(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()

@@ -261,6 +261,9 @@ class Handler(BaseHTTPRequestHandler):
         meta = body.setdefault("metadata", {})
         if "name" not in meta and "generateName" in meta:
             meta["name"] = meta["generateName"] + "".join("bcdfghjklmnpqrstvwxz2456789"[b % 27] for b in os.urandom(5))
+        if not meta.get("name"):
+            text = "metadata.name: Required value: name or generateName is required"
+            raise Answer(422, failure(422, "Invalid", f'{resource.kind}.{resource.group} "" is invalid: {text}'))
         if meta.get("namespace", namespace) != namespace:
             return Answer(
                 400,
