@@ -4,10 +4,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Any
 
 from kfp_gate import __version__
 from kfp_gate.errors import Broken
+from kfp_gate.evaluation.columns import Records
 from kfp_gate.evaluation.evaluate import Evaluation
 from kfp_gate.gate.criteria import Criteria, Criterion
 from kfp_gate.gate.deciding import Rule, corrected_level, decide
@@ -82,15 +82,15 @@ def judge_evaluation(
         evaluation.records, evaluation.classes, criteria, slices, confidence=settings.confidence,
         unknown=evaluation.unknown_classes,
     )  # fmt: skip
-    pair = _pair(candidate, evaluation, rival.evaluation, criteria, slices, settings)
+    theirs = _champion(evaluation, rival.evaluation, criteria, slices, settings)
+    case = _Case(evaluation, criteria, slices, settings, rival.facts, theirs)
+    common = case.on_common_classes(candidate)
     rule = Rule(settings.decide, corrected_level(settings.level, len(criteria.entries), settings.correction))
     intervals = value_intervals(evaluation, criteria, settings, rule.level)
     drops: Intervals = {}
-    if pair is not None and rival.evaluation is not None:
-        drops = drop_intervals(evaluation, rival.evaluation, pair[0].unknown, criteria, settings, rule.level)
-    entries = tuple(
-        _entry(criterion, candidate, pair, rival.facts, rule, intervals, drops) for criterion in criteria.entries
-    )
+    if theirs is not None and rival.evaluation is not None:
+        drops = drop_intervals(evaluation, rival.evaluation, theirs.unknown, criteria, settings, rule.level)
+    entries = tuple(case.entry(criterion, candidate, common, rule, intervals, drops) for criterion in criteria.entries)
     waived = apply_waivers(entries, waivers, evaluation.model_sha256, today)
     records = evaluation.records
     verdict = Verdict(
@@ -111,11 +111,8 @@ def judge_evaluation(
         settings=settings.to_json(),
         versions={**evaluation.versions, "kfp-gate": __version__},
     )  # fmt: skip
-    tested = SelfTest(
-        tuple(_vacuous(evaluation, criteria, slices, settings, rival)),
-        tuple(_blind(evaluation, criteria, slices, settings, rival, verdict)),
-    )
-    return Judged(replace(verdict, self_test=tested), candidate, *(pair or (candidate, None)))
+    tested = SelfTest(tuple(_vacuous(case)), tuple(_blind(case, verdict)))
+    return Judged(replace(verdict, self_test=tested), candidate, common, theirs)
 
 
 def passes(entries: Sequence[Entry], on_insufficient: str) -> bool:
@@ -124,11 +121,70 @@ def passes(entries: Sequence[Entry], on_insufficient: str) -> bool:
     return bool(entries) and all(e.state in good for e in entries)
 
 
-def _pair(
-    candidate: Measured, evaluation: Evaluation, champion: Evaluation | None, criteria: Criteria, slices: Slices,
-    settings: GateSettings,
-) -> tuple[Measured, Measured] | None:  # fmt: skip
-    """Candidate and champion, both measured on the classes that both know."""
+@dataclass(frozen=True)
+class _Case:
+    """What stays the same while the candidate's records are judged, and spoilt, and judged again."""
+
+    evaluation: Evaluation
+    criteria: Criteria
+    slices: Slices
+    settings: GateSettings
+    facts: Champion
+    theirs: Measured | None
+
+    def entries(self, records: Records) -> list[Entry]:
+        """Entries of altered records, by their points: a confident gate asks for more, never for less."""
+        bands = any(parse(c.metric).size for c in self.criteria.entries)
+        measured = measure(
+            records, self.evaluation.classes, self.criteria, self.slices, confidence=self.settings.confidence,
+            unknown=self.evaluation.unknown_classes, bands=bands,
+        )  # fmt: skip
+        common = self.on_common_classes(measured, bands=bands)
+        return [self.entry(c, measured, common, Rule("point"), {}, {}) for c in self.criteria.entries]
+
+    def passes(self, entries: Sequence[Entry]) -> bool:
+        return passes(entries, self.settings.on_insufficient)
+
+    def on_common_classes(self, measured: Measured, *, bands: bool = True) -> Measured:
+        """The candidate, measured on the classes that the champion knows too."""
+        if self.theirs is None or self.theirs.unknown == measured.unknown:
+            return measured
+        return measure(
+            measured.records, measured.classes, self.criteria, self.slices, confidence=measured.confidence,
+            unknown=self.theirs.unknown, bands=bands,
+        )  # fmt: skip
+
+    def entry(
+        self, criterion: Criterion, candidate: Measured, common: Measured, rule: Rule, intervals: Intervals,
+        drops: Intervals,
+    ) -> Entry:  # fmt: skip
+        if criterion.kind != "max_drop":
+            return decide(criterion, evidence_of(criterion, candidate, interval=intervals.get(criterion.metric)), rule)
+        theirs, name = self.theirs, parse(criterion.metric).class_name
+        if theirs is not None and name in theirs.unknown:
+            # A class that is new: to block it would keep it out for ever.
+            first, why, theirs = (
+                True,
+                "the champion does not know this class, so there is nothing to compare with",
+                None,
+            )
+        elif self.facts.state == "none":
+            # Only the registry's word that there is none yet makes a model the first; that nobody named one does not.
+            first = bool(self.facts.uri)
+            why = "no champion yet, so nothing to compare with" if first else "no champion was named to compare with"
+        else:
+            first, why = False, self.facts.reason
+        evidence = evidence_of(
+            criterion, common if name is None else candidate, champion=theirs, no_champion=why, first=first,
+            drop_interval=drops.get(criterion.metric),
+        )  # fmt: skip
+        return decide(criterion, evidence, rule)
+
+
+def _champion(
+    evaluation: Evaluation, champion: Evaluation | None, criteria: Criteria, slices: Slices, settings: GateSettings
+) -> Measured | None:
+    """The champion, measured on the classes that both know."""
     if champion is None:
         return None
     if champion.manifest_digest != evaluation.manifest_digest or champion.images != evaluation.images:
@@ -137,37 +193,11 @@ def _pair(
             expected=f"the candidate's test set, {evaluation.manifest_digest[:12]}", where="champion's evaluation",
             next_step="evaluate both on one manifest",
         )  # fmt: skip
-    unknown = tuple(c for c in evaluation.classes if c in {*champion.unknown_classes, *evaluation.unknown_classes})
-    settled = {"confidence": settings.confidence, "unknown": unknown}
-    mine = candidate if unknown == candidate.unknown else measure(
-        evaluation.records, evaluation.classes, criteria, slices, **settled  # type: ignore[arg-type]  # two types
+    left = {*champion.unknown_classes, *evaluation.unknown_classes}
+    return measure(
+        champion.records, evaluation.classes, criteria, slices, confidence=settings.confidence,
+        unknown=tuple(c for c in evaluation.classes if c in left),
     )  # fmt: skip
-    theirs = measure(champion.records, evaluation.classes, criteria, slices, **settled)  # type: ignore[arg-type]
-    return mine, theirs
-
-
-def _entry(
-    criterion: Criterion, candidate: Measured, pair: tuple[Measured, Measured] | None, facts: Champion, rule: Rule,
-    intervals: Intervals, drops: Intervals,
-) -> Entry:  # fmt: skip
-    if criterion.kind != "max_drop":
-        return decide(criterion, evidence_of(criterion, candidate, interval=intervals.get(criterion.metric)), rule)
-    mine, theirs = pair if pair is not None else (candidate, None)
-    name = parse(criterion.metric).class_name
-    if theirs is not None and name in theirs.unknown:
-        # A class that is new: to block it would keep it out for ever.
-        first, why, theirs = True, "the champion does not know this class, so there is nothing to compare with", None
-    elif facts.state == "none":
-        # Only the registry's word that there is none yet makes a model the first; that nobody named one does not.
-        first = bool(facts.uri)
-        why = "no champion yet, so nothing to compare with" if first else "no champion was named to compare with"
-    else:
-        first, why = False, facts.reason
-    evidence = evidence_of(
-        criterion, mine if name is None else candidate, champion=theirs, drop_interval=drops.get(criterion.metric),
-        no_champion=why, first=first,
-    )  # fmt: skip
-    return decide(criterion, evidence, rule)
 
 
 def _with_common(facts: Champion, evaluation: Evaluation, champion: Evaluation | None) -> Champion:
@@ -199,51 +229,28 @@ def _objects(measured: Measured, class_name: str) -> int:
     return int(((measured.records.truth_classes == index) & ~measured.records.crowd).sum())
 
 
-def _states(
-    records: Any, evaluation: Evaluation, criteria: Criteria, slices: Slices, settings: GateSettings, rival: Rival
-) -> list[Entry]:
-    """Entries of altered records, by their points: a confident gate asks for more, never for less."""
-    measured = measure(
-        records, evaluation.classes, criteria, slices, confidence=settings.confidence,
-        unknown=evaluation.unknown_classes, bands=any(parse(c.metric).size for c in criteria.entries),
-    )  # fmt: skip
-    pair = _pair(measured, replace(evaluation, records=records), rival.evaluation, criteria, slices, settings)
-    return [_entry(c, measured, pair, rival.facts, Rule("point"), {}, {}) for c in criteria.entries]
-
-
-def _vacuous(
-    evaluation: Evaluation, criteria: Criteria, slices: Slices, settings: GateSettings, rival: Rival
-) -> list[str]:
+def _vacuous(case: _Case) -> list[str]:
     return [
-        meaning
-        for how, meaning in SPOILT.items()
-        if passes(
-            _states(spoil(evaluation.records, how), evaluation, criteria, slices, settings, rival),
-            settings.on_insufficient,
-        )
+        meaning for how, meaning in SPOILT.items() if case.passes(case.entries(spoil(case.evaluation.records, how)))
     ]
 
 
-def _blind(
-    evaluation: Evaluation, criteria: Criteria, slices: Slices, settings: GateSettings, rival: Rival, verdict: Verdict
-) -> list[str]:
+def _blind(case: _Case, verdict: Verdict) -> list[str]:
     """Classes all of whose detections can go without the verdict changing; asked only of a gate that let pass."""
-    records = evaluation.records
+    records, classes = case.evaluation.records, case.evaluation.classes
     if not verdict.passed:
         return []
-    own = {parse(c.metric).class_name for c in criteria.entries if c.kind == "min"}
-    waived = {e.criterion for e in verdict.entries if e.state == "waived"}
-    asked = [c for c in evaluation.classes if c not in own]
+    # What a class of its own lower bound scores without detections is known: nothing.
+    own = {parse(e.metric).class_name for e in verdict.entries if e.kind == "min" and e.state == "met"}
+    shown = set(records.truth_classes[~records.crowd].tolist())
+    asked = [i for i, name in enumerate(classes) if name not in own and i in shown]
     if len(records.scores) * len(asked) > MOST_BLIND_WORK:
         log.warning("blind classes were not looked for: %d detections, %d classes", len(records.scores), len(asked))
         return []
+    waived = {e.criterion for e in verdict.entries if e.state == "waived"}
     blind = []
-    for index, name in enumerate(evaluation.classes):
-        objects = bool(((records.truth_classes == index) & ~records.crowd).any())
-        if name in own or not objects:
-            continue
-        left = _states(without(records, records.classes == index), evaluation, criteria, slices, settings, rival)
-        kept = [replace(e, state="waived") if e.criterion in waived else e for e in left]
-        if passes(kept, settings.on_insufficient):
-            blind.append(name)
+    for index in asked:
+        left = case.entries(without(records, records.classes == index))
+        if case.passes([replace(e, state="waived") if e.criterion in waived else e for e in left]):
+            blind.append(classes[index])
     return blind
