@@ -3,7 +3,7 @@
 from kfp_gate.components import split_dataset, launch_training, validation_gate, register_model
 """
 
-from inspect import Parameter, Signature, signature
+import inspect as _inspect  # underscored: completion would show it among the components
 
 from kfp_gate.components.judge_evaluation.component import judge_evaluation
 from kfp_gate.components.launch_training.component import launch_training
@@ -29,11 +29,11 @@ def _show_inputs(name: str) -> None:
     component = globals()[name]
     inputs = component.component_spec.inputs or {}
     taken = [
-        p.replace(kind=Parameter.KEYWORD_ONLY)
-        for p in signature(component.python_func).parameters.values()
+        p.replace(kind=_inspect.Parameter.KEYWORD_ONLY)
+        for p in _inspect.signature(component.python_func).parameters.values()
         if p.name in inputs and inputs[p.name].type != "PipelineTaskFinalStatus"
     ]
-    component.__signature__ = Signature(taken)
+    component.__signature__ = _inspect.Signature(taken)
     component.__doc__ = component.python_func.__doc__
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 _TYPES = {
-    "String": "Text",
-    "Integer": "Whole",
-    "Float": "Number",
-    "Boolean": "Truth",
-    "List": "Listed",
-    "Dict": "Mapped",
+    "String": "_Text",
+    "Integer": "_Whole",
+    "Float": "_Number",
+    "Boolean": "_Truth",
+    "List": "_Listed",
+    "Dict": "_Mapped",
 }
 
 _HEAD = '''"""Generated from the components; renew it with {renew}"""
@@ -24,19 +24,19 @@ from typing import Any, Protocol, TypeAlias
 from kfp.dsl import PipelineTask
 from kfp.dsl.structures import ComponentSpec
 
-class Channel(Protocol):
+class _Channel(Protocol):
     """An output of a task, or a parameter of the pipeline. kfp ships no types, so it is told by its shape."""
 
     name: str
     channel_type: Any
     task_name: Any
 
-Text: TypeAlias = str | Channel
-Whole: TypeAlias = int | Channel
-Number: TypeAlias = float | Channel
-Truth: TypeAlias = bool | Channel
-Listed: TypeAlias = Sequence[Any] | Channel
-Mapped: TypeAlias = Mapping[str, Any] | Channel
+_Text: TypeAlias = str | _Channel
+_Whole: TypeAlias = int | _Channel
+_Number: TypeAlias = float | _Channel
+_Truth: TypeAlias = bool | _Channel
+_Listed: TypeAlias = Sequence[Any] | _Channel
+_Mapped: TypeAlias = Mapping[str, Any] | _Channel
 
 class _Component:
     name: str
@@ -70,7 +70,7 @@ def _call(spec: Any) -> str:
     if ports:
         lines.append("        *,")
     for name, port in sorted(ports, key=lambda pair: pair[1].optional):
-        kind = _TYPES.get(port.type, "Channel")
+        kind = _TYPES.get(port.type, "_Channel")
         lines.append(f"        {name}: {kind}{' = ...' if port.optional else ''},")
     return "\n".join([*lines, "    ) -> PipelineTask: ...", ""])
 

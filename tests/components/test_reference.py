@@ -169,14 +169,36 @@ def test_stub_is_fresh() -> None:
     _fresh(HOME / "__init__.pyi", found)
 
 
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """The package laid out as a wheel lays it out."""
+    shutil.copytree(ROOT / "src" / "kfp_gate", tmp_path / "site" / "kfp_gate")
+    shutil.copytree(HOME, tmp_path / "site" / "kfp_gate" / "components")
+    return tmp_path / "site"
+
+
 @pytest.mark.all_only
-def test_a_users_mypy_checks_a_pipeline(tmp_path: Path) -> None:
-    """The package laid out as a wheel lays it out; every wrong line is found, the right ones are accepted."""
+def test_ipython_and_editors_complete_components_only(site: Path) -> None:
+    """The completers themselves: IPython's for a prompt, jedi for editors and notebooks."""
+    import jedi
+    from IPython.core.completerlib import module_completion
+
+    start = "from kfp_gate.components import "
+    assert sorted(set(module_completion(start))) == NAMES
+    project = jedi.Project(str(site))
+    listed = jedi.Script(start, project=project, path=str(site / "x.py")).complete(1, len(start))
+    assert sorted(c.name for c in listed if not c.name.startswith("_")) == NAMES
+    code = "from kfp_gate.components import register_model\nregister_model("
+    (call,) = jedi.Script(code, project=project, path=str(site / "x.py")).get_signatures(2, len("register_model("))
+    taken = {p.name for p in call.params}
+    assert taken == set(components.register_model.component_spec.inputs)
+
+
+@pytest.mark.all_only
+def test_a_users_mypy_checks_a_pipeline(tmp_path: Path, site: Path) -> None:
+    """Every wrong line is found, the right ones are accepted."""
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     assert "py.typed" in setup["package-data"]["kfp_gate"]
-    site = tmp_path / "site"
-    shutil.copytree(ROOT / "src" / "kfp_gate", site / "kfp_gate")
-    shutil.copytree(HOME, site / "kfp_gate" / "components")
     (tmp_path / "own.py").write_text(
         "from kfp_gate.components import launch_training, split_dataset\n"
         "split = split_dataset(dataset='s3://b/d', test_share=0.2)\n"

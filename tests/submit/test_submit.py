@@ -4,6 +4,7 @@ The command line and kfp's client are the real ones; the server is `pipelines_ap
 pinned in `messages.json`; renew them on purpose with `KFP_GATE_RENEW=1 pytest tests/submit`.
 """
 
+import doctest
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kfp.cli.utils.parsing import parse_parameter_value
 
-from kfp_gate import cli, following
+from kfp_gate import cli, following, guessing, parameters
 from kfp_gate.errors import InvalidInput, KfpGateError, Unavailable
 from kfp_gate.guessing import as_kfp_reads, difference
 from kfp_gate.parameters import declared, pipeline_spec
@@ -434,6 +436,12 @@ def test_parameters_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     listed = json.loads(capsys.readouterr().out)
     assert set(listed) == set(names)
     assert all(p["description"] for p in listed.values())
+
+
+@pytest.mark.parametrize("module", [guessing, parameters])
+def test_examples_in_docstrings_run(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
 
 
 def test_the_manual_names_every_option() -> None:
