@@ -78,8 +78,7 @@ def read_yolo(
             "that holds both",
         )  # fmt: skip
     defects = _shared_labels(images, label_files)
-    used = {name for name in label_files if name}
-    defects += _orphans(listing, used, images, pooled=not header.splits)
+    defects += _orphans(listing, label_files, images, pooled=not header.splits)
     parsed, text_defects = _read_labels(store, images, label_files, reporter)
     empty = label_files.count("")
     if empty:
@@ -297,9 +296,12 @@ def _shared_labels(images: Sequence[str], label_files: Sequence[str]) -> list[De
     ]
 
 
-def _orphans(listing: dict[str, int], used: set[str], images: Sequence[str], *, pooled: bool) -> list[Defect]:
+def _orphans(
+    listing: dict[str, int], label_files: Sequence[str], images: Sequence[str], *, pooled: bool
+) -> list[Defect]:
     """Label files without an image, in the folders where the labels of the chosen images lie."""
-    folders = {posixpath.dirname(label) for label in used}
+    folders = {posixpath.dirname(label) for label in label_files if label}
+    used = {label_path(key) for key in listing if key.lower().endswith(SUFFIXES)}
     beside = {posixpath.dirname(image) for image in images}
     defects = []
     for key in sorted(listing):
