@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kfp_gate.errors import Broken, Unavailable
 from kfp_gate.storage import LocalStore
-from kfp_gate.training.checkpoints import Checkpoints, fetch, find_latest
+from kfp_gate.training.checkpoints import Checkpoints, fetch, find_latest, find_steps
 
 
 def step(checkpoints: Checkpoints, epoch: int, *, best: bool = False, wait: bool = True) -> bool:
@@ -101,6 +101,14 @@ def test_without_its_pointer_the_newest_complete_step_is_found(checkpoints: Chec
     assert latest is not None and latest.epoch == 1
     shutil.rmtree(store / "steps")
     assert find_latest(str(store)) is None
+
+
+def test_all_complete_steps_are_offered_newest_first(checkpoints: Checkpoints, store: Path) -> None:
+    step(checkpoints, 1)
+    step(checkpoints, 2)
+    assert [s.epoch for s in find_steps(str(store))] == [2, 1]
+    (store / "latest.json").unlink()
+    assert [s.epoch for s in find_steps(str(store))] == [2, 1]
 
 
 def test_a_changed_file_is_refused(checkpoints: Checkpoints, store: Path, tmp_path: Path) -> None:

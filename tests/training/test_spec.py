@@ -61,6 +61,12 @@ def test_what_is_no_spec_is_refused(text: str, found: str) -> None:
         TrainingSpec.from_json(text)
 
 
+def test_slices_are_not_watched() -> None:
+    with pytest.raises(InvalidInput, match="settings that do not fit") as caught:
+        TrainingSpec(**GOOD, monitors=("slice/weather=rain/map50",)).check()
+    assert "slices are judged by the gate" in str(caught.value)
+
+
 def test_a_monitored_class_must_exist() -> None:
     spec = TrainingSpec(**GOOD, monitors=("class/cone/map50",))
     spec.check(classes=("cone", "tree"))

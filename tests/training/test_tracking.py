@@ -130,8 +130,8 @@ def test_a_failing_rank_leaves_its_evidence_in_the_run(server: Server, tmp_path:
     scene = make_scene(home / "data", train=8, val=4, classes=("a@b (50%)", "plain"))
     spec = TrainingSpec(
         train_manifest=str(scene.train), val_manifest=str(scene.val), base_model=SCALED, epochs=9, image_size=64,
-        batch=4, monitors=("map50_95", per_class("a@b (50%)", "map50")), tracking_uri=server.uri, experiment="e", run_id="p9",
-        checkpoint_uri=str(home / "storage"), overrides={"optimizer": "AdamW"},
+        batch=4, monitors=("map50_95", per_class("a@b (50%)", "map50")), run_id="p9",
+        tracking_uri=server.uri, experiment="e", checkpoint_uri=str(home / "storage"), overrides={"optimizer": "AdamW"},
     )  # fmt: skip
     (home / "spec.json").write_text(spec.to_json())
     plan = [{"spec": str(home / "spec.json"), "fault": "rank_1_raises_in_epoch_2"}]

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -229,17 +229,25 @@ def find_latest(uri: str) -> Step | None:
     Raises:
         Unavailable: the store does not answer.
     """
+    return next(find_steps(uri), None)
+
+
+def find_steps(uri: str) -> Iterator[Step]:
+    """All complete steps at a URI, the one to resume from first, then older ones.
+
+    Raises:
+        Unavailable: the store does not answer.
+    """
     store = open_store(uri)
     pointed = _pointed(store)
     if pointed is not None:
-        return pointed
+        yield pointed
     # The pointer may be missing or ahead of what is left: any step with a manifest is complete.
     manifests = sorted((e.key for e in store.list("steps/") if e.key.endswith(f"/{MANIFEST}")), reverse=True)
     for key in manifests:
         step = _step(store, key.removesuffix(f"/{MANIFEST}"), None)
-        if step is not None:
-            return step
-    return None
+        if step is not None and (pointed is None or step.key != pointed.key):
+            yield step
 
 
 def fetch(uri: str, step: Step, names: list[str], folder: Path) -> dict[str, Path]:

@@ -3,7 +3,6 @@
 import logging
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,15 @@ from kfp_gate.data.materialize import LocalDataset, materialize
 from kfp_gate.errors import InvalidInput, KfpGateError
 from kfp_gate.evaluation.model_folder import ModelCard, write_model_folder
 from kfp_gate.evaluation.predict import PredictSettings
+from kfp_gate.metric_names import parse
 from kfp_gate.observing.memory import find_control_group, read_memory
 from kfp_gate.observing.phases import Phases
 from kfp_gate.observing.sampler import Sampler
 from kfp_gate.observing.timeline import Timeline
 from kfp_gate.storage import open_store
-from kfp_gate.training import base_model, upstream
-from kfp_gate.training import state as states
-from kfp_gate.training.checkpoints import RECORD, STATE, Checkpoints, Step, fetch, find_latest
-from kfp_gate.training.course import TrainingCourse, cuda_memory, slot
+from kfp_gate.training import base_model, resuming, upstream
+from kfp_gate.training.checkpoints import RECORD, Checkpoints
+from kfp_gate.training.course import TrainingCourse, cuda_memory
 from kfp_gate.training.evidence import (
     LastLines,
     Terminated,
@@ -32,7 +31,7 @@ from kfp_gate.training.evidence import (
     message_of,
     write_failure,
 )
-from kfp_gate.training.group import BEAT_S, GRACE_S, Group, PeerFailed, Watch, choose_device, end_process
+from kfp_gate.training.group import Group, PeerFailed, choose_device
 from kfp_gate.training.heartbeat import Heartbeat
 from kfp_gate.training.progress import FAILURE, say
 from kfp_gate.training.ranks import Ranks
@@ -41,6 +40,7 @@ from kfp_gate.training.redaction import redact
 from kfp_gate.training.spec import TrainingSpec
 from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker
 from kfp_gate.training.validation import Validation
+from kfp_gate.training.watch import BEAT_S, GRACE_S, Watch, end_process
 
 log = logging.getLogger(__name__)
 
@@ -116,25 +116,25 @@ class Session:
         self.watch.meet("data")
         validation = Validation(
             manifests["val"], data.images["val"], group=group, settings=self._predict_settings(device),
-            confidence=spec.confidence, bands=any("size/" in m for m in spec.monitors),
+            confidence=spec.confidence, bands=any(parse(m).size is not None for m in spec.monitors),
         )  # fmt: skip
         validation.check_monitors(spec.monitors)
         record = Record(
             settings=spec.settings(), manifests={k: m.digest for k, m in manifests.items()}, classes=classes,
             ranks=group.size, device=str(device),
         )  # fmt: skip
-        resume = self._find_resume(record)
-        if self.group.rank == 0:
-            self._open_first(record, resume)
+        resumed = resuming.find(spec, self.checkpoint_uri, group=group, folder=self.private, record=record)
+        if group.rank == 0:
+            self._open_first(record, resumed)
         control_group = find_control_group()
         course = TrainingCourse(
             spec, group=group, validation=validation, folder=self.private, timeline=self.timeline,
             phases=_phases(device), record=record, tracker=self.tracker, checkpoints=self.checkpoints,
-            train_images=data.images["train"], control_group=control_group, resume=resume,
+            train_images=data.images["train"], control_group=control_group,
+            resume=resumed.state if resumed is not None else None,
         )  # fmt: skip
-        restarted = resume is not None and self.group.broadcast(self._resumed_step is not None)
-        if resume is not None and (resume["epoch"] >= spec.epochs or (restarted and resume["extra"]["finished"])):
-            log.info("the training ended at epoch %d already: only the model artifact is written", resume["epoch"])
+        if resumed is not None and resumed.has_ended(spec.epochs):
+            log.info("the training ended at epoch %d already: only the model artifact is written", resumed.epoch)
         else:
             self._fit(course, data)
         group.agree("training")
@@ -168,86 +168,17 @@ class Session:
         batch = self.spec.validation_batch or max(1, 2 * self.spec.batch // self.ranks.world_size)
         return PredictSettings(image_size=self.spec.image_size, batch=batch, device=str(device))
 
-    # Resume -----------------------------------------------------------------------------------------------------
-
-    def _find_resume(self, record: Record) -> dict[str, Any] | None:
-        """The state to continue from, on all ranks; rank 0 alone reads the store."""
-        assert self.group is not None
-        payload, error = b"", None
-        if self.group.rank == 0:
-            try:
-                payload = self._read_resume(record)
-            except KfpGateError as caught:
-                error = caught
-        self.group.agree("looking for a checkpoint", error)
-        payload = self.group.broadcast_bytes(payload)
-        if not payload:
-            return None
-        path = self.private / "resume.pt"
-        path.write_bytes(payload)
-        state = states.read_state(path)
-        path.unlink()
-        record.resumed = {**record.resumed, "epoch": state["epoch"]}
-        return state
-
-    def _read_resume(self, record: Record) -> bytes:
-        spec = self.spec
-        own = find_latest(self.checkpoint_uri)
-        step, uri = own, self.checkpoint_uri
-        if own is None and spec.resume_from:
-            step, uri = find_latest(spec.resume_from), spec.resume_from
-            if step is None:
-                raise InvalidInput(
-                    "no complete checkpoint", expected="a checkpoint that a training wrote", where=spec.resume_from,
-                    next_step="give the checkpoint URI of the earlier run, or leave resume_from empty",
-                )  # fmt: skip
-        if step is None:
-            return b""
-        best = [n for n in (f"best/{slot(m)}.pt" for m in spec.monitors) if n in step.files]
-        files = fetch(uri, step, [STATE, RECORD, *best], self.private)
-        state = states.read_state(files[STATE])
-        self._compare(record, state, uri, own=own is not None)
-        earlier = _json(files[RECORD])
-        record.adopt(earlier, spec.monitors)
-        record.resumed = {"uri": uri, "step": step.key, **record.resumed}
-        log.info("resuming from %s/%s, epoch %d", uri, step.key, step.epoch)
-        self._resumed_step = step if own is not None else None
-        self._brought = [files[n] for n in best] if own is None else []
-        return files[STATE].read_bytes()
-
-    _resumed_step: Step | None = None
-    _brought: Sequence[Path] = ()
-
-    def _compare(self, record: Record, state: dict[str, Any], uri: str, *, own: bool) -> None:
-        """Say what differs from the run that is continued; refuse what cannot be continued."""
-        extra = state["extra"]
-        if tuple(extra["classes"]) != record.classes:
-            raise InvalidInput(
-                f"a checkpoint with the classes {extra['classes'][:10]}", expected=f"{list(record.classes)[:10]}",
-                where=uri, next_step="resume with the data set of the first run, or start without resume_from",
-            )  # fmt: skip
-        differences = {k: {"earlier": a, "now": b} for k, (a, b) in self.spec.differences(extra["settings"]).items()}
-        for name, digest in record.manifests.items():
-            if extra["manifests"].get(name) != digest:
-                differences[f"{name} manifest"] = {"earlier": extra["manifests"].get(name), "now": digest}
-        if own and any(k.endswith(" manifest") for k in differences):
-            raise InvalidInput(
-                "checkpoints of a training on other data", expected="the checkpoints of this training",
-                where=uri, next_step="give this training a checkpoint URI of its own, or name that one as resume_from",
-            )  # fmt: skip
-        record.resumed["differences"] = differences
-        for name, values in differences.items():
-            log.info("resume: %s was %r and is now %r", name, values["earlier"], values["now"])
-
     # Rank 0 -----------------------------------------------------------------------------------------------------
 
-    def _open_first(self, record: Record, resume: dict[str, Any] | None) -> None:
-        spec = self.spec
+    def _open_first(self, record: Record, resumed: resuming.Resumed | None) -> None:
+        spec, earlier = self.spec, ""
         self.checkpoints = Checkpoints(self.checkpoint_uri, self.private / "uploads", bound_s=spec.upload_bound_s)
-        if self._resumed_step is not None:
-            self.checkpoints.adopt(self._resumed_step)
-        self.checkpoints.bring(self._brought)
-        earlier = resume["extra"]["run_id"] if resume is not None and self._resumed_step is not None else ""
+        if resumed is not None and resumed.step is not None:
+            # The same training on a new pod: the same store and the same MLflow run go on.
+            self.checkpoints.adopt(resumed.step)
+            earlier = str(resumed.state["extra"]["run_id"])
+        elif resumed is not None:
+            self.checkpoints.bring(resumed.best)
         tags = {PIPELINE_RUN_TAG: self.run_id, ROLE_TAG: "training", "kfp_gate.ranks": str(self.ranks.world_size)}
         if record.resumed:
             tags["kfp_gate.resumed_from"] = str(record.resumed.get("uri", ""))
@@ -421,13 +352,6 @@ def _classes(manifests: dict[str, Manifest]) -> tuple[str, ...]:
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     flat = {k: v for k, v in settings.items() if k != "overrides"}
     return flat | {f"overrides.{k}": v for k, v in settings["overrides"].items()}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    import json
-
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
 
 
 def _quiet_cuda() -> dict[str, int] | None:

@@ -171,7 +171,8 @@ class TrainingSpec:
             problems.append(Problem("monitors", f"{self.monitors!r}: give a list of at least one metric"))
         for name in names:
             try:
-                metric_names.parse(name, classes=classes, where="monitors")
+                if metric_names.parse(name, classes=classes, where="monitors").slice is not None:
+                    problems.append(Problem("monitors", f"{name!r}: slices are judged by the gate, not watched here"))
             except InvalidInput as error:
                 problems.append(Problem("monitors", f"{error.found}; {error.next_step}"))
         if len(set(names)) != len(names):
