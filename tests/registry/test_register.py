@@ -73,7 +73,7 @@ def test_nothing_is_registered_without_a_verdict_that_let_exactly_this_model_pas
     assert tracking.client.search_logged_models([tracking.experiment_id]) == []
     expected = {
         "refused": "the gate refused this model", "foreign": "a verdict on the model with sha256",
-        "edited": "passed with 1 blocking", "no criteria": "0 blocking of 0 criteria", "no verdict": "not a verdict",
+        "edited": "passed with 1 blocking", "no criteria": "passed without any criterion", "no verdict": "not a verdict",
     }  # fmt: skip
     assert expected[how] in str(caught.value)
 

@@ -166,7 +166,7 @@ def _champion(tracking: Tracking, request: PreflightRequest) -> Check:
     try:
         version = find_version(tracking, request.gate.champion)
     except InvalidInput as problem:
-        if problem.found.startswith("no alias"):
+        if problem.found.startswith(("no alias", "no registered model")):
             return ok(f"there is no champion {request.gate.champion} yet: nothing is compared with")
         raise
     if not get_version(tracking, version.name, version.number).sha256:

@@ -120,8 +120,13 @@ def find_version(tracking: Tracking, uri: str) -> Version:
     if number:
         return get_version(tracking, name, number)
     known = aliases(tracking, name)
-    if known is None or alias not in known:
-        there = "no such registered model" if known is None else ", ".join(sorted(known)) or "it has no alias"
+    if known is None:
+        raise InvalidInput(
+            f"no registered model {name!r}", expected="an existing model", where=tracking.where,
+            next_step="check the name, or register a model first",
+        )  # fmt: skip
+    if alias not in known:
+        there = ", ".join(sorted(known)) or "it has none"
         raise InvalidInput(
             f"no alias {alias!r} on model {name!r}", expected=f"an existing alias ({there})", where=tracking.where,
             next_step="check the name, or register a model with this alias first",

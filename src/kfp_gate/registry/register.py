@@ -158,7 +158,8 @@ def check_verdict(verdict: Verdict, card: ModelCard, where: str) -> None:
         )  # fmt: skip
     if verdict.blocking or not verdict.entries:
         raise Broken(
-            f"a verdict that passed with {len(verdict.blocking)} blocking of {len(verdict.entries)} criteria",
+            f"a verdict that passed with {len(verdict.blocking)} blocking of {len(verdict.entries)} criteria"
+            if verdict.entries else "a verdict that passed without any criterion",
             expected="criteria, none of which blocks", where=where,
             next_step="nothing was registered; the verdict was edited or written by other code: run the gate again",
         )  # fmt: skip
