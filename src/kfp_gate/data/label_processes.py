@@ -99,14 +99,10 @@ class _Pool:
         except KfpGateError as error:
             self.errors.append(error)
         except (OSError, EOFError) as error:
-            self.errors.append(
-                Broken(
-                    f"a label reader ended with status {process.poll()}: {error}",
-                    expected="an answer",
-                    where=f"reading labels under {self.root}",
-                    next_step="look for a kill by the memory limit, and run again",
-                )  # fmt: skip
-            )
+            found = f"a label reader ended with status {process.poll()}: {error}"
+            next_step = "look for a kill by the memory limit, and run again"
+            where = f"reading labels under {self.root}"
+            self.errors.append(Broken(found, expected="an answer", where=where, next_step=next_step))
         finally:
             process.stdin.close()
             process.stdout.close()
