@@ -2,11 +2,16 @@
 
 import json
 import math
+import tempfile
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_
+from hypothesis import strategies as st
 from simulated import SHA, evaluation
 
 from kfp_gate.errors import Broken, InvalidInput
@@ -184,6 +189,40 @@ def test_a_verdict_survives_its_file_and_refuses_a_newer_one(tmp_path):
         (tmp_path / "bad.json").write_text(broken)
         with pytest.raises(InvalidInput):
             read_verdict(tmp_path / "bad.json")
+
+
+REPLACEMENTS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just([]) | st.just({})
+
+
+@settings_(max_examples=150, deadline=None)
+@given(st.data())
+def test_an_edited_verdict_is_refused_or_can_be_read_to_the_end(data):
+    """Whatever one value is replaced by, nothing but an input error comes out, here or in a reader."""
+    values = json.loads(FOUND)
+    spot = values
+    while True:
+        key = data.draw(st.sampled_from(list(spot) if isinstance(spot, dict) else list(range(len(spot)))))
+        if not isinstance(spot[key], dict | list) or not spot[key] or data.draw(st.integers(0, 3)) == 0:
+            break
+        spot = spot[key]
+    spot[key] = data.draw(REPLACEMENTS)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "verdict.json")
+        path.write_text(json.dumps(values))
+        try:
+            read = read_verdict(path)
+        except InvalidInput:
+            return
+    assert read.headline and isinstance(read.passed, bool)
+    markdown(read)
+
+
+FOUND = to_json(
+    judged(
+        rival=Rival(Champion("compared", "u", "b" * 64, separation=PROVEN), evaluation(SKILL, seed=1)),
+        class_thresholds={"*": {"map50": {"min": 0.7, "max_drop": 0.5}}},
+    ).verdict
+)
 
 
 def test_equal_input_gives_equal_bytes():

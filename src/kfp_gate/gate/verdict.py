@@ -7,11 +7,14 @@ reason beside it. The file holds no time and no path, so that judging the same e
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from kfp_gate.errors import InvalidInput
+from kfp_gate.metric_names import parse
 
 SCHEMA_VERSION = 1
 State = Literal["met", "missed", "insufficient", "waived"]
@@ -205,8 +208,10 @@ def _verdict(values: Mapping[str, Any]) -> Verdict:
         "self_test": _make(SelfTest, values["self_test"]),
     }
     verdict: Verdict = _make(Verdict, {**values, **nested})
-    if type(verdict.passed) is not bool or any(e.state not in STATES for e in verdict.entries):
-        raise ValueError("passed is no bool, or a state is unknown")
+    for entry in verdict.entries:
+        if entry.kind not in ("min", "max", "max_drop"):
+            raise ValueError(f"kind {entry.kind!r}")
+        parse(entry.metric)  # a name that is none is an input error of its own
     return verdict
 
 
@@ -224,5 +229,31 @@ def separation_from(values: Mapping[str, Any]) -> Separation:
 
 
 def _make(kind: Any, values: Mapping[str, Any]) -> Any:
-    known = {f.name for f in fields(kind)}
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known})
+    """A dataclass from JSON values; unknown keys are left out.
+
+    Raises:
+        TypeError: a key is missing, or a value is not of the field's type: a verdict may have been edited.
+    """
+    types = get_type_hints(kind)
+    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in types}
+    for name, value in arguments.items():
+        if not _fits(value, types[name]):
+            raise TypeError(f"{name} is {value!r}")
+    return kind(**arguments)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of an annotation's type; numbers are finite, and True is none."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, k) for k in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        kinds = [arguments[0]] * len(value) if arguments[-1] is ... and isinstance(value, tuple) else arguments
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, origin or kind)
