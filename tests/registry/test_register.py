@@ -72,9 +72,12 @@ def test_nothing_is_registered_without_a_verdict_that_let_exactly_this_model_pas
     assert aliases(tracking, "det") is None
     assert tracking.client.search_logged_models([tracking.experiment_id]) == []
     expected = {
-        "refused": "the gate refused this model", "foreign": "a verdict on the model with sha256",
-        "edited": "passed with 1 blocking", "no criteria": "passed without any criterion", "no verdict": "not a verdict",
-    }  # fmt: skip
+        "refused": "the gate refused this model",
+        "foreign": "a verdict on the model with sha256",
+        "edited": "passed with 1 blocking",
+        "no criteria": "passed without any criterion",
+        "no verdict": "not a verdict",
+    }
     assert expected[how] in str(caught.value)
 
 
