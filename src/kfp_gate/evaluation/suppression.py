@@ -5,6 +5,9 @@ lowers mAP. Here no image is ever cut short. One that exceeds the limit fails th
 """
 
 import time
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +47,6 @@ def suppress(
         Broken: an output that is not finite, or suppression took longer than `seconds`.
     """
     import torch
-    import torchvision
 
     # One sum instead of a mask: not finite if any value is not (a sum of finite values this small cannot overflow).
     if not torch.isfinite(output.sum(dtype=torch.float64)):
@@ -69,7 +71,7 @@ def suppress(
     boxes = torch.cat([raw[:, :2] - half, raw[:, :2] + half], 1)
     span = (boxes.max() - boxes.min() + 1.0) if len(boxes) else 0.0
     apart = boxes + (kind.double() * span)[:, None]
-    keep = torchvision.ops.nms(apart, score.double(), nms_iou)[:max_detections]
+    keep = _nms()(apart, score.double(), nms_iou)[:max_detections]
     found = boxes[keep].cpu().numpy(), score[keep].float().cpu().numpy(), kind[keep].int().cpu().numpy()
     if (took := time.monotonic() - begin) > seconds:
         raise Broken(
@@ -77,3 +79,20 @@ def suppress(
             where=where, next_step="raise confidence_floor, give the step more CPU, or raise nms_seconds",
         )  # fmt: skip
     return found
+
+
+@cache
+def _nms() -> Any:
+    """Torchvision's operator without its Python package, which imports torch's compiler: four CPU seconds."""
+    import torch
+
+    spec = find_spec("torchvision")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for library in sorted(Path(folder).glob("_C*.so")):
+            torch.ops.load_library(str(library))
+            if hasattr(torch.ops.torchvision, "nms"):
+                return torch.ops.torchvision.nms
+    # A build that lays its library elsewhere.
+    import torchvision
+
+    return torchvision.ops.nms
