@@ -45,7 +45,7 @@ def run(item: dict[str, Any]) -> None:
 
     undo = FAULTS[item.get("fault", "none")](ranks.rank)
     session = Session(TrainingSpec.read(Path(item["spec"])), ranks, out=out, private=private, node=socket.gethostname())
-    _on_sigterm(session.end_by_signal)
+    _on_sigterm(session.end_by_signal, busy=lambda: session.failing)
     code = session.run()
     undo()
     print(f"CODE {code}", flush=True)

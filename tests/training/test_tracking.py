@@ -69,6 +69,12 @@ def test_hostile_names_and_values_cost_nothing_but_themselves(server: Server, tm
     assert found["good"] == [(2, 1.0)] and found["also good"] == [(2, 2.0)]
     assert list(delivery.refused) == ["bad@name"] and delivery.not_finite == {"nan": 1, "inf": 1}
     assert delivery.waiting == 0 and delivery.delivered == len(names) + 3
+    # The same run goes on after a resume with other settings: MLflow keeps parameters for good, and takes the values.
+    again = tracker(server, tmp_path, run_id=track.run_id, params={"epochs": 4, "patience": 2})
+    again.log({"map50": 0.7}, step=2)
+    delivery = again.close(status="FINISHED")
+    assert list(delivery.refused) == ["epochs"] and delivery.waiting == 0
+    assert metrics_of(server, track.run_id)["map50"] == [(1, 0.5), (2, 0.7)]
 
 
 def test_a_server_that_is_down_at_first_then_in_the_middle_gets_every_value_once(

@@ -136,9 +136,11 @@ class SanityPass:
         if not tracker.flush(8.0):
             # An outage is never a reason not to train; the spool has the values.
             return [f"tracking does not answer: {tracker.delivery.last_error or 'no answer yet'}; values are kept"]
-        if tracker.delivery.refused:
+        # Parameters of a run that is continued cannot change any more; that they are refused hurts nobody.
+        refused = sorted(n for n in shown if metric_names.to_mlflow(n) in tracker.delivery.refused)
+        if refused:
             raise Broken(
-                f"the tracking server refused {sorted(tracker.delivery.refused)}", expected="names that it accepts",
+                f"the tracking server refused {refused}", expected="names that it accepts",
                 where=redact(tracker.uri), next_step="report this with the metric names and the server's version",
             )  # fmt: skip
         return []

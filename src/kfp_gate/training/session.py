@@ -86,6 +86,11 @@ class Session:
         self.timeline.write("end", exit_code=0)
         return 0
 
+    @property
+    def failing(self) -> bool:
+        """Whether this rank is leaving its evidence."""
+        return self._failing.locked()
+
     def end_by_signal(self) -> None:
         """Called from a timer when the main thread did not end after SIGTERM."""
         self._fail_from_thread(Terminated("SIGTERM: the main thread did not end in time"))

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from kfp_gate.training.session import Session
 
     session = Session(spec, ranks, out=parsed.out.resolve(), private=private, node=socket.gethostname())
-    _on_sigterm(session.end_by_signal)
+    _on_sigterm(session.end_by_signal, busy=lambda: session.failing)
     code = session.run()
     sys.stdout.flush()
     if threading.active_count() > 1:
@@ -66,11 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     raise SystemExit(code)
 
 
-def _on_sigterm(end: "object") -> None:
+def _on_sigterm(end: Callable[[], None], *, busy: Callable[[], bool] = lambda: False) -> None:
     def handle(_number: int, _frame: FrameType | None) -> None:
         from kfp_gate.training.evidence import Terminated
 
-        timer = threading.Timer(TERMINATION_S, end)  # type: ignore[arg-type]  # a method without arguments
+        if busy():
+            # This rank is failing already, and its launcher stops what is left: let it finish its evidence.
+            return
+        timer = threading.Timer(TERMINATION_S, end)
         timer.daemon = True
         timer.start()
         raise Terminated("SIGTERM: the pod is being ended")
