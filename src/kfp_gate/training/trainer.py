@@ -54,7 +54,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         super().__init__(overrides=overrides)
         # Upstream's callbacks go as a whole: its trackers attach themselves by the class's name, and its MLflow
         # callback turns every failure into a warning, and tracking off for the rest of the run.
-        self.callbacks = defaultdict(list)
+        self.callbacks: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
         # Upstream takes the world from the number of local devices, so ranks in pods of their own would each train
         # a model of their own, and nothing would complain.
         if self.group.size > 1:
