@@ -12,12 +12,13 @@ def page(c: Coverage) -> str:
     """The HTML of a coverage."""
     total = max(int(c.images.sum()), 1)
     instances = c.instances.tolist()
-    most = max(int(c.instances.sum(axis=1).max(initial=0)), 1)
     order = np.lexsort((np.arange(len(c.classes)), c.instances[:, 2])).tolist()
     bins = [
         f"{low}" if high is not None and high - low == 1 else f"{low}-{high - 1}" if high is not None else f"{low}+"
         for low, high in zip(GROUP_SIZE_EDGES, [*GROUP_SIZE_EDGES[1:], None], strict=True)
     ]
+    sizes = c.group_sizes.tolist()
+    shown = max((i for i, row in enumerate(sizes) if any(row)), default=0) + 1
     return render(
         "coverage.html",
         source=c.source_uri, rule=c.rule, strategy=c.strategy, seed=c.seed, total=total,
@@ -32,13 +33,13 @@ def page(c: Coverage) -> str:
         classes=[
             {
                 "name": c.classes[k], "counts": instances[k], "total": sum(instances[k]),
-                "width": sum(instances[k]) / most, "images": c.images_with[k].tolist(),
+                "images": c.images_with[k].tolist(),
                 "sizes": c.class_size_bands[k].tolist(),
             }
             for k in order
         ],
         bands=SIZE_BANDS, band_rows=_shares(c.size_bands.tolist()),
-        group_bins=list(zip(bins, c.group_sizes.tolist(), strict=True)),
+        group_bins=list(zip(bins[:shown], sizes[:shown], strict=True)),
         group_most=max(int(c.group_sizes.sum(axis=1).max(initial=0)), 1), largest_group=c.largest_group,
         duplicates=c.duplicates, near=c.near_duplicates_across, near_distance=c.near_distance, rejected=c.rejected,
         defects=list(c.defects.items()), shortfalls=c.shortfalls, absent=c.absent, notes=c.notes, split_names=SPLITS,
