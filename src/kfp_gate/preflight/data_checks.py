@@ -7,6 +7,7 @@ import numpy as np
 
 from kfp_gate.data.manifest import Manifest, box_columns, read_manifest
 from kfp_gate.errors import InvalidInput, KfpGateError
+from kfp_gate.gate.separation import compare_splits
 from kfp_gate.preflight.checks import Check, error, from_error, ok, warning
 from kfp_gate.storage import LocalStore, Store, open_store
 
@@ -27,7 +28,7 @@ def read_all(paths: Mapping[str, Path]) -> tuple[dict[str, Manifest], list[Check
 
 
 def check_manifests(manifests: Mapping[str, Manifest]) -> list[Check]:
-    """Whether the splits belong together, share nothing, and hold images with objects."""
+    """Whether the splits belong together, hold images with objects, and lie where they say."""
     checks = [_described(split, manifest) for split, manifest in manifests.items()]
     classes = {manifest.classes for manifest in manifests.values()}
     if len(classes) > 1:
@@ -39,7 +40,6 @@ def check_manifests(manifests: Mapping[str, Manifest]) -> list[Check]:
                 cure="take the train, val and test outputs of one and the same split_dataset",
             )
         )
-    checks += _overlaps(manifests)
     for split, manifest in manifests.items():
         checks += _reachable(split, manifest)
     return checks
@@ -73,24 +73,36 @@ def _described(split: str, manifest: Manifest) -> Check:
     return ok(what)
 
 
-def _overlaps(manifests: Mapping[str, Manifest]) -> list[Check]:
+def check_separation(manifests: Mapping[str, Manifest], near: int) -> list[Check]:
+    """Whether the gate will find the test images new to whatever is trained and chosen on the other two splits.
+
+    Args:
+        near: bits in which the hashes of two images may differ to count as one look, as the gate counts.
+    """
+    if len(manifests) < len(SPLITS):
+        return []
+    train, val, test = (manifests[split].table for split in SPLITS)
+    found = compare_splits(test, [train, val], near=near)
     checks = []
-    for first, second in (("train", "test"), ("val", "test"), ("train", "val")):
-        if first not in manifests or second not in manifests:
-            continue
-        one, two = manifests[first].table, manifests[second].table
-        images = set(one["sha256"].to_pylist()) & set(two["sha256"].to_pylist())
-        groups = set(one["group"].to_pylist()) & set(two["group"].to_pylist())
-        if images or groups:
-            named = _listed(sorted(groups)) if groups else f"{len(images)} equal images"
-            checks.append(
-                error(
-                    f"{first} and {second} share {len(images)} images and {len(groups)} groups ({named})",
-                    why="the gate does not judge a model on images that it was trained or chosen on",
-                    cure="split again with a group rule that keeps such images together",
-                )
+    if found.state == "overlap":
+        checks.append(
+            error(
+                f"the test split shares {found.same_image} images, {found.near_duplicate} near-duplicates and "
+                f"{found.same_group} images of a group with train and val ({'; '.join(found.examples[:3])})",
+                why="the gate does not judge a model on images that it was trained or chosen on: it would break",
+                cure="split again with a group rule that keeps such images together",
             )
-    return checks or [ok("no image and no group is in two splits")]
+        )
+    chosen = compare_splits(val, [train], near=near)
+    if chosen.same_image or chosen.same_group:
+        checks.append(
+            warning(
+                f"the val split shares {chosen.same_image} images and {chosen.same_group} images of a group with train",
+                why="the best epoch is chosen on images that were learned by heart, and training stops too late",
+                cure="split again with a group rule that keeps such images together",
+            )
+        )
+    return checks or [ok(f"the test images are new to train and val ({found.compared_with} images compared)")]
 
 
 def _reachable(split: str, manifest: Manifest) -> list[Check]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kfp_gate.preflight.checks import Check, error, guarded, markdown, raise_errors, text, without_secrets
 from kfp_gate.preflight.criteria_checks import check_criteria, check_monitors, check_names
-from kfp_gate.preflight.data_checks import check_manifests, read_all
+from kfp_gate.preflight.data_checks import check_manifests, check_separation, read_all
 from kfp_gate.preflight.model_checks import check_model
 from kfp_gate.preflight.place_checks import check_images, check_machine, check_storage
 from kfp_gate.preflight.request import PreflightRequest
@@ -49,6 +49,9 @@ def find_all(request: PreflightRequest, extra: Sequence[ExtraCheck] = ()) -> lis
     """The findings of `preflight`, without raising for errors among them."""
     manifests, checks = read_all({"train": request.train, "val": request.val, "test": request.test})
     checks += guarded(lambda: check_manifests(manifests), why="the pipeline cannot use this data set")
+    if not request.model_uri:
+        near = request.gate.near_duplicate_distance
+        checks += guarded(lambda: check_separation(manifests, near), why="the gate would not judge the model")
     if "test" in manifests:
         test = manifests["test"]
         checks += guarded(lambda: check_criteria(request.gate, test), why="the gate cannot judge")
