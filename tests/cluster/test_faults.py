@@ -246,7 +246,7 @@ def cuda(job):
     job.fail_as_jobset(pods)
 
 
-@case("the pods were deleted", "pods-deleted", 0)
+@case("the pods were deleted", "pods-deleted", None)
 def deleted(job):
     pods = job.start()
     for pod in pods:

@@ -43,7 +43,11 @@ def test_a_traceback_in_a_real_pod(cluster, tmp_path):
 
 
 @pytest.mark.all_only
-@pytest.mark.parametrize("backend", ["processes", "trainjob", "pytorchjob"])
+@pytest.mark.parametrize(
+    # The pipeline's own end-to-end tests run the processes backend in CI.
+    "backend",
+    [pytest.param("processes", marks=pytest.mark.slow), "trainjob", "pytorchjob"],
+)
 def test_launch_training_is_the_same_for_every_backend(cluster, tmp_path, monkeypatch, backend):
     """The component itself, with the real worker on two ranks: only the backend differs."""
     from kfp import dsl

@@ -273,6 +273,8 @@ class Following:
             else:
                 seen[n] = Seen(one.rank, one.exit_code, one.ended_at, one.lines, "pods-deleted", one.evidence)
         outcome = explain(seen, job=self.job_text)
+        if displaced and not failed:
+            outcome = with_cause(outcome, "pods-deleted", f"the pods of {self.job_text} were deleted while they ran")
         more = tuple(self._pod_events(outcome.first_failed_rank))
         if self.state[0] == "failed" and (self.state[1] or self.state[2]):
             more = (*more, f"{self.kind.name} condition Failed: {self.state[1]}: {self.state[2]}")
