@@ -24,11 +24,11 @@ def test_text_becomes_the_declared_type() -> None:
 
 
 def test_all_problems_come_at_once_with_close_matches() -> None:
-    given = {"epoch": "3", "epochs": "many", "min_map50": "nan", "class_thresholds": "{cone: 0.8}", "nodes": True}
+    given = {"image_sise": "3", "epochs": "many", "min_map50": "nan", "class_thresholds": "{cone: 0.8}", "nodes": True}
     with pytest.raises(InvalidInput) as caught:
         check(GATE, given)
     assert [(p.where, p.found) for p in caught.value.problems] == [
-        ("epoch", "the pipeline has no such parameter; did you mean epochs or min_epochs?"),
+        ("image_sise", "the pipeline has no such parameter; did you mean image_size?"),
         ("epochs", "'many' is not a whole number such as 20 (" + AS_TEXT + ")"),
         ("min_map50", "'nan' is not a finite number such as 0.5 (`kfp run create` would send nan, which is no JSON)"),
         (

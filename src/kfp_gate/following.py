@@ -225,8 +225,22 @@ def _took(run: Any, name: str) -> str:
 
 
 def _states(run: Any) -> dict[str, str]:
-    """State by the task's key. A retried task is listed once more as `KEY(0)`, which no task is called."""
-    return {d.display_name: _word(d.state) for d in _details(run) if d.display_name}
+    """State by the task's key; of tasks with one key (a loop, a pipeline used twice) the one that decides.
+
+    A retried task is listed once more as `KEY(0)`, which no task is called.
+    """
+    found: dict[str, str] = {}
+    for detail in _details(run):
+        name, state = detail.display_name, _word(detail.state)
+        if name and _weight(state) >= _weight(found.get(name, "")):
+            found[name] = state
+    return found
+
+
+def _weight(state: str) -> int:
+    """What is not over hides what is; one refusal among several gates is a refusal."""
+    order = ("", "RUNTIME_STATE_UNSPECIFIED", "SUCCEEDED", "SKIPPED", "CANCELED", "FAILED")
+    return order.index(state) if state in order else len(order)
 
 
 def _details(run: Any) -> Sequence[Any]:

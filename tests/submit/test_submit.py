@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,7 +66,7 @@ def pinned(name: str, text: str) -> None:
 
 REFUSED = {
     "names and types": {
-        "dataset": "s3://b/d", "epoch": "3", "epochs": "many", "min_map50": "nan", "nodes": "1.5",
+        "dataset": "s3://b/d", "image_sise": "3", "epochs": "many", "min_map50": "nan", "nodes": "1.5",
         "class_thresholds": "{cone: {map50: 0.8}}", "monitors": "map50, recall", "waivers": "{}",
         "training_options": '{"lr0": }',
     },
@@ -419,6 +419,14 @@ def test_a_pipeline_without_a_gate_passes_by_succeeding(tmp_path: Path) -> None:
         state, run_details, error = "SUCCEEDED", None, None
 
     assert following.ended(Run(), tasks).kind == "passed"
+
+
+@pytest.mark.parametrize("states", [("SKIPPED", "SUCCEEDED"), ("SUCCEEDED", "SKIPPED")])
+def test_one_refusal_among_gates_of_one_name_is_a_refusal(states: tuple[str, str]) -> None:
+    """A loop over models, or a pipeline that is used twice, lists its condition once for each."""
+    details = [SimpleNamespace(display_name="condition-1", state=s, start_time=None, end_time=None) for s in states]
+    run = SimpleNamespace(state="SUCCEEDED", run_details=SimpleNamespace(task_details=details), error=None)
+    assert following.ended(run, following.Tasks(("a",), ("condition-1",), ("a",))).kind == "refused"
 
 
 def test_parameters_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
