@@ -118,7 +118,7 @@ def _dct_matrix() -> NDArray[np.float64]:
 _DCT = _dct_matrix()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Seen:
     width: int = 0
     height: int = 0

@@ -9,6 +9,9 @@ log = logging.getLogger(__name__)
 
 LOG_EVERY_S = 5.0
 
+REPORT_EVERY_S = 0.1
+"""A callback hears of progress at most this often, and of the last item always."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -30,13 +33,14 @@ class Meter:
     Args:
         stage: what is counted, for instance "reading images".
         total: how many there are.
-        reporter: called for each batch of items; None writes log lines instead.
+        reporter: called with each report; None writes log lines instead.
     """
 
     def __init__(self, stage: str, total: int, reporter: Reporter | None = None) -> None:
         self.stage, self.total, self.reporter = stage, total, reporter
         self.done = 0
         self.started = self.logged = time.monotonic()
+        self.reported = 0.0
 
     def add(self, items: int = 1) -> None:
         self.done += items
@@ -44,7 +48,9 @@ class Meter:
         rate = self.done / max(now - self.started, 1e-9)
         progress = Progress(self.stage, self.done, self.total, rate, (self.total - self.done) / rate if rate else None)
         if self.reporter is not None:
-            self.reporter(progress)
+            if now - self.reported >= REPORT_EVERY_S or self.done >= self.total:
+                self.reported = now
+                self.reporter(progress)
         elif now - self.logged >= LOG_EVERY_S:
             self.logged = now
             log.info("%s: %d of %d, %.0f/s, %s left", self.stage, self.done, self.total, rate, _clock(progress.eta_s))
