@@ -341,3 +341,21 @@ def test_a_rank_that_blames_its_peer_is_believed(tmp_path):
     )
     assert outcome.first_failed_rank == 1
     assert outcome.cause == "exception"
+
+
+def test_an_interrupted_launch_leaves_no_rank_behind(tmp_path):
+    said = Output()
+
+    def interrupt(line: str) -> None:
+        said.append(line)
+        if len(said.matching("pid")) == 2:
+            raise KeyboardInterrupt
+
+    options = LaunchOptions(
+        nodes=2, say=interrupt,
+        command=(sys.executable, "-c", "import os, time; print('pid', os.getpid(), flush=True); time.sleep(99)"),
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        launch("{}", options, tmp_path / "m")
+    for line in said:
+        assert_gone(int(line.split()[-1]))

@@ -53,6 +53,8 @@ def run_processes(spec: str, options: LaunchOptions, out: Path) -> Outcome:
         return _outcome(ranks, out, timed_out, options.deadline_seconds)
     finally:
         for rank in ranks:
+            rank.signal(signal.SIGTERM)  # all at once: only an interrupted launch has any left
+        for rank in ranks:
             rank.close()
         if options.records is not None:
             _keep_records(ranks, options.records)
