@@ -291,3 +291,18 @@ def test_a_waiver_lets_exactly_this_model_pass(place, tmp_path):
     late = judge(tmp_path / "evaluation", settings(waivers=[waiver]), today=date(2999, 1, 2))
     assert not late.verdict.passed
     assert "expired on 2999-01-01" in " ".join(warnings(late.verdict))
+
+
+def test_a_picture_that_cannot_be_opened_does_not_cost_the_report(place, tmp_path):
+    """Upstream replaces Pillow's open: on an unknown file it imports a plugin that is not there."""
+    import ultralytics.utils.patches
+    from PIL import Image
+
+    from kfp_gate.evaluation.evaluate import Evaluation
+    from kfp_gate.gate.thumbnails import worst_images
+
+    assert Image.open is ultralytics.utils.patches.image_open
+    run(place, place.weak, tmp_path)
+    found = Evaluation.load(tmp_path / "evaluation")
+    (tmp_path / "broken.png").write_bytes(b"cut")
+    assert worst_images(found, [tmp_path / "broken.png"] * len(found.images), confidence=0.02) == []

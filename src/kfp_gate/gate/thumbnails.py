@@ -142,8 +142,9 @@ def _jpeg(path: Path) -> str | None:
         upright.thumbnail((SIDE, SIDE))
         out = io.BytesIO()
         upright.save(out, "JPEG", quality=72)
-    # What Pillow raises on files that it cannot read, or that are too large to be safe. A report does without them.
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    # What Pillow raises on files that it cannot read, or that are too large to be safe; and ImportError, since
+    # ultralytics replaces Image.open by one that asks for a HEIF plugin then. A report does without the picture.
+    except (OSError, ValueError, SyntaxError, ImportError, Image.DecompressionBombError) as error:
         log.warning("no thumbnail of %s: %s", path.name, type(error).__name__)
         return None
     return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
