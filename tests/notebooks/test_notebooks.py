@@ -95,7 +95,7 @@ def test_components_one_by_one(tmp_path: Path) -> None:
     made = tmp_path / "notebook-components"
     assert told.count("<png>") == 2, "the pictures of the set, and the training curve"
     assert "trained to the end: passed; stopped too early: refused" in told
-    assert told.count("<iframe") == 4, "coverage, two reports side by side, one per class"
+    assert told.count("<iframe") == 5, "coverage, training, two reports side by side, one per class"
     verdict = json.loads((made / "trained-verdict").read_text(encoding="utf-8"))
     assert verdict["passed"] is True
     judged_again = outputs[-1]
