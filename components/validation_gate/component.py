@@ -107,7 +107,7 @@ def validation_gate(
         folder = Path(model.path) if model else fetch_model(model_uri, Path(mkdtemp()), tracking_uri=tracking_uri)
         fetch = partial(fetch_rival, tracking_uri=tracking_uri)
         outputs = GateOutputs(Path(evaluation.path), Path(verdict.path), Path(report.path))
-        judged = validate(folder, Path(test.path), settings, outputs, fetch=fetch)
+        judged = validate(folder, Path(test.path), settings, outputs, fetch=fetch, batch=batch)
         passed = judged.verdict.passed
         for name, value in summary.table_metrics(judged).items():
             metrics.log_metric(name, value)

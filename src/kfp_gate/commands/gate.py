@@ -7,31 +7,32 @@ from typing import Annotated, Any
 
 import typer
 
+from kfp_gate.errors import InvalidInput
+
 app = typer.Typer()
 
 
 @app.command()
 def judge(
     evaluation: Annotated[str, typer.Argument(help="Where a gate's evaluation lies: a path or s3:// prefix.")],
-    class_thresholds: Annotated[str, typer.Option(help='JSON such as {"cone": {"map50": 0.8}}.')] = "{}",
-    min_map50: Annotated[float, typer.Option(help="Lowest mAP at IoU 0.50; 0 is off.")] = 0.5,
-    min_instances: Annotated[int, typer.Option(help="Objects that a class needs before it is judged.")] = 0,
-    decide: Annotated[str, typer.Option(help="point or confident.")] = "point",
-    on_insufficient: Annotated[str, typer.Option(help="block or allow.")] = "block",
-    allow_unproven_separation: Annotated[bool, typer.Option(help="Judge a model without fingerprints.")] = False,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option("--parameter", "-p", help="A bound or setting of the gate as name=value; repeat it."),
+    ] = None,
     verdict: Annotated[Path | None, typer.Option(help="File for the verdict (JSON).")] = None,
     report: Annotated[Path | None, typer.Option(help="File for the report (HTML).")] = None,
 ) -> None:
-    """Judge a stored evaluation under other thresholds. Exits 0 passed, 3 refused."""
+    """Judge a stored evaluation under other thresholds. Exits 0 passed, 3 refused.
+
+    For instance: kfp-gate judge EVALUATION -p min_map50=0.6 -p 'class_thresholds={"cone": {"map50": 0.8}}'
+    """
     from kfp_gate.gate import run, summary
     from kfp_gate.gate.settings import gate_settings
     from kfp_gate.local_run import REFUSED
     from kfp_gate.storage import local_folder
 
-    settings = gate_settings(
-        min_map50=min_map50, class_thresholds=_json(class_thresholds), min_instances=min_instances, decide=decide,
-        on_insufficient=on_insufficient, allow_unproven_separation=allow_unproven_separation,
-    )  # fmt: skip
+    # Without a bound of its own the gate asks for what the pipelines ask for by default.
+    settings = gate_settings(**{"min_map50": 0.5, **dict(map(_setting, parameter or []))})
     with TemporaryDirectory() as scratch:
         judged = run.judge(local_folder(evaluation, Path(scratch)), settings, verdict=verdict, report_file=report)
     print(summary.markdown(judged.verdict))
@@ -42,7 +43,9 @@ def judge(
 def suggest_thresholds(
     evaluation: Annotated[str, typer.Argument(help="Where a gate's evaluation lies: a path or s3:// prefix.")],
     metrics: Annotated[str, typer.Option(help="Metrics to bound, joined by commas.")] = "map50,recall",
-    share: Annotated[float, typer.Option(help="Share of resampled test sets on which the model shall pass.")] = 0.95,
+    share: Annotated[
+        float, typer.Option(help="Share of resampled test sets on which the model shall pass all of them together.")
+    ] = 0.95,
 ) -> None:
     """Propose per-class thresholds that the evaluated model would still pass on another such test set."""
     from kfp_gate.evaluation.evaluate import Evaluation
@@ -57,13 +60,15 @@ def suggest_thresholds(
         typer.echo(f"note: {note}", err=True)
 
 
-def _json(text: str) -> Any:
-    from kfp_gate.errors import InvalidInput
-
+def _setting(text: str) -> tuple[str, Any]:
+    """`name=value`, where the value is JSON, or a bare word such as `confident`."""
+    name, _, value = text.partition("=")
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InvalidInput(
-            f"{text!r} ({error})", expected='JSON such as {"cone": {"map50": 0.8}}', where="--class-thresholds",
-            next_step="put names and texts into double quotes, and the whole into single ones",
-        ) from None  # fmt: skip
+        return name, json.loads(value)
+    except ValueError:
+        if value.isidentifier():
+            return name, value
+    raise InvalidInput(
+        f"{text!r}", expected='name=value with a number, a word or JSON such as {"cone": {"map50": 0.8}}',
+        where="--parameter", next_step="put names and texts into double quotes, and the whole into single ones",
+    )  # fmt: skip
