@@ -70,12 +70,22 @@ def _clip(low: Floats, high: Floats) -> Floats:
 
 
 def _repeated(a: Annotations) -> Bools:
-    """True for each box that equals an earlier one of the same image in class, place and crowd flag."""
+    """True for each box that equals an earlier one of the same image in class, place and crowd flag.
+
+    Boxes of equal fingerprint are few; only they are compared in full, which spares sorting all columns.
+    """
     repeated = np.zeros(len(a.boxes), bool)
-    if len(a.boxes) < 2:
-        return repeated
-    keys = np.column_stack([a.owner, a.box_class, a.crowd, a.boxes])
-    order = np.lexsort(keys.T[::-1])  # stable, so that of equal boxes the first written is kept
-    same = (keys[order][1:] == keys[order][:-1]).all(axis=1)
-    repeated[order[1:][same]] = True
+    owner = a.owner
+    mark = owner.astype(np.uint64)
+    for column in (a.box_class, a.crowd.astype(np.int64), *(a.boxes + 0.0).T):  # + 0.0: -0.0 is 0.0
+        mark = (mark ^ np.ascontiguousarray(column).view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        mark ^= mark >> np.uint64(29)
+    order = np.argsort(mark, kind="stable")  # stable, so that of equal boxes the first written is kept
+    same = mark[order][1:] == mark[order][:-1]
+    alike = order[np.concatenate([same, [False]]) | np.concatenate([[False], same])] if len(order) else order
+    alike.sort()
+    keys = np.column_stack([owner, a.box_class, a.crowd, a.boxes])[alike] if len(alike) else np.empty((0, 7))
+    order = np.lexsort(keys.T[::-1])
+    equal = (keys[order][1:] == keys[order][:-1]).all(axis=1)
+    repeated[alike[order[1:][equal]]] = True
     return repeated
