@@ -322,3 +322,21 @@ def test_a_queue_that_takes_the_pods_back_and_gives_new_ones(cluster, tmp_path):
     assert launcher.lines(0) == ["epoch 1 of the first turn", "epoch 1 of the second turn"]
     assert any("waits in its queue: Preempted to accommodate" in line for line in launcher.said)
     assert len(jobs(cluster)) == 1
+
+
+def test_an_end_that_is_known_before_the_watch_tells_of_it(cluster, tmp_path):
+    """The job is read as failed while the watch of its pods hangs: the pods are listed once more."""
+    cluster.faults.append(lambda request: time.sleep(4) if request.watch else None)
+
+    def broken(job):
+        time.sleep(0.7)  # after the first list of pods
+        pods = job.start()
+        pods[1].write("the last words")
+        pods[1].exit(9)
+        pods[0].exit(0)
+        job.fail()
+
+    launcher = Launcher(cluster, tmp_path)
+    outcome = launcher.run(broken)
+    assert (outcome.cause, outcome.first_failed_rank) == ("exit-code", 1), outcome.text()
+    assert launcher.lines(1) == ["the last words"]

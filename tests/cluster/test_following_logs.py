@@ -102,15 +102,18 @@ def test_cuts_that_look_like_an_end(cluster, pod, style):
     assert got.follower.connections >= 4
 
 
-def test_a_cut_while_an_ended_containers_log_is_drained(cluster, pod):
+@pytest.mark.parametrize("beyond", [0, 7], ids=["between two lines", "within a line"])
+def test_a_cut_while_an_ended_containers_log_is_drained(cluster, pod, beyond):
     pod.start()
+    at = 1_796_000_000_000_000_000
     for number in range(3000):
-        pod.write(f"line {number} {'y' * 40}")
+        pod.write(f"line {number} {'y' * 40}", at_ns=at + number)
     pod.exit(0)
-    allowances = [50_000, 60_000, 70_000, None]
-    cluster.log_allowance = lambda: allowances.pop(0) if len(allowances) > 1 else None
-    got = Collected(cluster, pod).start()
-    assert [int(line.split()[1]) for line in got.finish()] == list(range(3000))
+    # All in one second: each connection begins at the first line again, and ends where it is cut.
+    allowances = [pod.log.offsets[line] + beyond for line in (1000, 1001, 2500)]
+    cluster.log_allowance = lambda: allowances.pop(0) if allowances else None
+    assert [int(line.split()[1]) for line in Collected(cluster, pod).start().finish()] == list(range(3000))
+    assert not allowances
 
 
 def test_all_at_one_instant_and_on_whole_seconds(cluster, pod):
