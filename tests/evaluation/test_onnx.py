@@ -14,9 +14,8 @@ from .conftest import CLASSES, SIZE, Scene, tiny_module
 SETTINGS = PredictSettings(image_size=SIZE, device="cpu")
 
 
-def export(path: Path, *, batch: int | None = None, metadata: dict[str, str] | None = None) -> Path:
+def export(path: Path, *, batch: int | None = None) -> Path:
     """The graph and metadata that upstream's exporter writes, made with plain torch and onnx."""
-    import onnx
     import torch
 
     module = tiny_module().half().float().fuse(verbose=False).eval()
@@ -30,13 +29,7 @@ def export(path: Path, *, batch: int | None = None, metadata: dict[str, str] | N
             module, (example,), str(path), input_names=["images"], output_names=["output0"], dynamic_axes=dynamic,
             dynamo=False, opset_version=17,
         )  # fmt: skip
-    model = onnx.load(str(path))
-    found = {"names": str(dict(enumerate(CLASSES))), "task": "detect"} if metadata is None else metadata
-    for key, value in found.items():
-        entry = model.metadata_props.add()
-        entry.key, entry.value = key, value
-    onnx.save(model, str(path))
-    return path
+    return relabelled(path, path, {"names": str(dict(enumerate(CLASSES))), "task": "detect"})
 
 
 @pytest.mark.parametrize("batch", [None, 4])
@@ -54,11 +47,24 @@ def test_agrees_with_the_checkpoint(batch: int | None, scene: Scene, tmp_path: P
     np.testing.assert_array_equal(again.records.scores, ours.records.scores)
 
 
+def relabelled(path: Path, target: Path, metadata: dict[str, str]) -> Path:
+    """The same graph under other metadata."""
+    import onnx
+
+    model = onnx.load(str(path))
+    del model.metadata_props[:]
+    for key, value in metadata.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+    onnx.save(model, str(target))
+    return target
+
+
 def test_refusals(scene: Scene, tmp_path: Path) -> None:
     fixed = export(tmp_path / "model.onnx", batch=1)
     with pytest.raises(InvalidInput, match="image_size=128"):
         list(Detector.load(fixed).predict(scene.images[:1], PredictSettings(image_size=128, device="cpu")))
     with pytest.raises(InvalidInput, match="no class names"):
-        Detector.load(export(tmp_path / "bare.onnx", metadata={}))
+        Detector.load(relabelled(fixed, tmp_path / "bare.onnx", {}))
     with pytest.raises(InvalidInput, match="'segment'"):
-        Detector.load(export(tmp_path / "other.onnx", metadata={"names": "{0: 'a'}", "task": "segment"}))
+        Detector.load(relabelled(fixed, tmp_path / "other.onnx", {"names": "{0: 'a'}", "task": "segment"}))
