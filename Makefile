@@ -27,6 +27,7 @@ lint: .venv/ready
 
 compile: .venv/ready
 	$(BIN)/kfp-gate compile
+	KFP_GATE_RENEW=1 $(BIN)/pytest tests/components tests/test_readme.py
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
