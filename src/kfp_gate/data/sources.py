@@ -11,7 +11,8 @@ from kfp_gate.data.coco import find_coco_files, read_coco
 from kfp_gate.data.images import SUFFIXES
 from kfp_gate.data.progress import Reporter
 from kfp_gate.data.voc import read_voc
-from kfp_gate.data.yolo import CLASS_LISTS, YAML_NAMES, read_yolo
+from kfp_gate.data.yolo import read_yolo
+from kfp_gate.data.yolo_header import CLASS_LISTS, YAML_NAMES
 from kfp_gate.errors import InvalidInput
 from kfp_gate.storage import LocalStore, Readable, Store, open_store
 
