@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kfp_gate import __version__, local_run
+from kfp_gate import __version__
 from kfp_gate.commands import cluster, data, gate, images, registry
 from kfp_gate.errors import InvalidInput, KfpGateError
+from kfp_gate.running import local as local_run
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -129,8 +130,8 @@ def submit(
     patience: Annotated[float, typer.Option(min=0.0, help="Minutes without any answer before following ends.")] = 60.0,
 ) -> None:
     """Send a pipeline to a cluster, after checking names, types and values of its parameters."""
-    from kfp_gate import following
-    from kfp_gate import submit as submission
+    from kfp_gate.submitting import following
+    from kfp_gate.submitting import submit as submission
 
     def connect() -> Any:
         return submission.connected(
@@ -178,7 +179,7 @@ def parameters(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List the parameters of a pipeline: name, type, default and what it is for."""
-    from kfp_gate.parameters import declared, table
+    from kfp_gate.submitting.parameters import declared, table
 
     with tempfile.TemporaryDirectory() as made:
         file = _pipeline_file(pipeline, Path(made))
@@ -221,7 +222,7 @@ def main() -> None:
 
 
 def _run_and_show(pipeline: str, arguments: dict[str, Any], out: Path, *, cache: bool = False) -> int:
-    from kfp_gate.terminal import Terminal
+    from kfp_gate.running.terminal import Terminal
 
     run_id = uuid.uuid4().hex
     folder = out / "runs" / run_id[:8]
@@ -312,7 +313,7 @@ def _pairs(texts: Iterable[str]) -> dict[str, Any]:
 
 def _checked(file: Path, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments in the types that the YAML declares; text from the command line is converted."""
-    from kfp_gate.parameters import check, declared
+    from kfp_gate.submitting.parameters import check, declared
 
     return check(declared(file.read_text(encoding="utf-8")), arguments)
 

@@ -20,7 +20,9 @@ import yaml
 from kfp import compiler
 from kfp.dsl.base_component import BaseComponent
 
-from kfp_gate import component_docs, component_stubs, components
+from kfp_gate import components
+from kfp_gate.reference import pages as component_docs
+from kfp_gate.reference import stubs as component_stubs
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "components"

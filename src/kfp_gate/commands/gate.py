@@ -28,7 +28,7 @@ def judge(
     """
     from kfp_gate.gate import run, summary
     from kfp_gate.gate.settings import gate_settings
-    from kfp_gate.local_run import REFUSED
+    from kfp_gate.running.local import REFUSED
     from kfp_gate.storage import local_folder
 
     # Without a bound of its own the gate asks for what the pipelines ask for by default.

@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import Any
 
 from kfp_gate.errors import InvalidInput, Unavailable
-from kfp_gate.local_run import BROKEN, PASSED, REFUSED
-from kfp_gate.submit import ANSWER_SECONDS, Client, server_message, within
+from kfp_gate.running.local import BROKEN, PASSED, REFUSED
+from kfp_gate.submitting.submit import ANSWER_SECONDS, Client, server_message, within
 
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED", "CANCELLED", "ERROR")
 """States that a run does not leave. kfp's own waiting knows no CANCELED and goes on for ever."""

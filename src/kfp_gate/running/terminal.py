@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from kfp_gate.local_run import LOG_FILE, RunState
+from kfp_gate.running.local import LOG_FILE, RunState
 
 _DOING = {
     "split_dataset": "splitting the dataset",

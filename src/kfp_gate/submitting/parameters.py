@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from kfp_gate.errors import InvalidInput, Problem
-from kfp_gate.guessing import difference, meant
+from kfp_gate.submitting.guessing import difference, meant
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from kfp_gate.errors import InvalidInput, Unavailable, hide_secrets
-from kfp_gate.guessing import difference
-from kfp_gate.parameter_values import check_values
-from kfp_gate.parameters import Parameter, check, declared_in, pipeline_spec
+from kfp_gate.submitting.guessing import difference
+from kfp_gate.submitting.parameters import Parameter, check, declared_in, pipeline_spec
+from kfp_gate.submitting.values import check_values
 
 ANSWER_SECONDS = 60.0
 """How long one call may take: the generated client has no timeout of its own and would wait for ever."""

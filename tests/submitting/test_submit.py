@@ -1,7 +1,7 @@
 """`kfp-gate submit`: what is refused before anything is sent, what arrives at the server, how a run is followed.
 
 The command line and kfp's client are the real ones; the server is `pipelines_api`. Messages that a user meets are
-pinned in `messages.json`; renew them on purpose with `KFP_GATE_RENEW=1 pytest tests/submit`.
+pinned in `messages.json`; renew them on purpose with `KFP_GATE_RENEW=1 pytest tests/submitting`.
 """
 
 import doctest
@@ -21,11 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kfp.cli.utils.parsing import parse_parameter_value
 
-from kfp_gate import cli, following, guessing, parameters
+from kfp_gate import cli
 from kfp_gate.errors import InvalidInput, KfpGateError, Unavailable
-from kfp_gate.guessing import as_kfp_reads, difference
-from kfp_gate.parameters import declared, pipeline_spec
-from kfp_gate.submit import RunOptions, create, prepare
+from kfp_gate.submitting import following, guessing, parameters
+from kfp_gate.submitting.guessing import as_kfp_reads, difference
+from kfp_gate.submitting.parameters import declared, pipeline_spec
+from kfp_gate.submitting.submit import RunOptions, create, prepare
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pipelines_api import DROP, SILENCE, PipelinesApi, Snapshot, nodes

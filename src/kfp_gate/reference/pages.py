@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from kfp_gate.images.names import folder_of, image_of
-from kfp_gate.parameters import pipeline_spec
+from kfp_gate.submitting.parameters import pipeline_spec
 
 _WORDS = {
     "String": "str", "Integer": "int", "Float": "float", "Boolean": "bool", "List": "list", "Dict": "dict",

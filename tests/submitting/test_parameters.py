@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from kfp_gate.errors import InvalidInput
-from kfp_gate.parameters import check, declared
+from kfp_gate.submitting.parameters import check, declared
 
-GATE = declared((Path(__file__).parents[1] / "compiled" / "gate.yaml").read_text(encoding="utf-8"))
+GATE = declared((Path(__file__).parents[2] / "compiled" / "gate.yaml").read_text(encoding="utf-8"))
 
 AS_TEXT = "`kfp run create` would send it as a string, without a word"
 

@@ -1,0 +1,1 @@
+"""The reference of the components, generated from what they declare: pages, catalogue, stubs for editors."""
