@@ -1,11 +1,15 @@
 """Annotations inside gzip and zip files, shown as if they had been unpacked in place."""
 
 import gzip
+import io
 import posixpath
 import tempfile
 import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from kfp_gate.errors import InvalidInput
 from kfp_gate.storage import LocalStore, Readable
@@ -76,18 +80,45 @@ class UnpackedStore:
         if key not in self._members:
             return self.store.open(key)
         archive, member = self._members[key]
-        if member:
-            return cast(BinaryIO, self._zips[archive].open(member))
-        return cast(BinaryIO, gzip.GzipFile(fileobj=self.store.open(archive)))
+        where = f"{self.uri}/{archive}"
+        with _damage(where):
+            inner = self._zips[archive].open(member) if member else gzip.GzipFile(fileobj=self.store.open(archive))
+        return cast(BinaryIO, io.BufferedReader(_Member(inner, where), 1 << 20))
 
     def read(self, key: str) -> bytes:
         if key not in self._members:
             return self.store.read(key)
-        try:
-            with self.open(key) as handle:
-                return handle.read()
-        except (zipfile.BadZipFile, gzip.BadGzipFile, EOFError, OSError) as error:
-            raise InvalidInput(
-                f"broken archive: {error}", expected="a complete archive",
-                where=f"{self.uri}/{self._members[key][0]}", next_step="copy the file again",
-            ) from None  # fmt: skip
+        with self.open(key) as handle:
+            return handle.read()
+
+
+class _Member(io.RawIOBase):
+    """A file within an archive, whose damage shows while it is read, wherever it is read."""
+
+    def __init__(self, inner: Any, where: str) -> None:
+        self._inner, self._where = inner, where
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with _damage(self._where):
+            data = self._inner.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._inner.close()
+        super().close()
+
+
+@contextmanager
+def _damage(where: str) -> Iterator[None]:
+    """What the readers of archives raise, as one error. RuntimeError: a password, or a method they do not know."""
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+        raise InvalidInput(
+            f"broken archive: {error}", expected="a complete archive without a password", where=where,
+            next_step="copy the file again, or unpack it",
+        ) from None  # fmt: skip

@@ -1,8 +1,8 @@
 """COCO detection json, one file or several, streamed: ids of any kind, crowds, annotations without `area`."""
 
-import math
 import posixpath
 import re
+import sys
 from array import array
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +20,8 @@ from kfp_gate.storage import Readable
 
 _BY_ID = "\0"
 """Before an image id in a defect found before the image's path is known."""
+
+_LARGEST_SIDE, _LARGEST_ID = 2**31 - 1, 2**63 - 1
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|valid|val|test)")
 
@@ -74,7 +76,7 @@ def read_coco(
     classes: list[str] = []
     meter = Meter("reading annotations", sum(listing.get(f, 0) for f in files), reporter)
     for file in files:
-        read = _read_file(store, file, collector.defects)
+        read = _read_file(store, file, paths, collector.defects)
         meter.add(listing.get(file, 0))
         index = _classes(read, classes, f"{store.uri}/{file}")
         split = _SPLIT.search(file.lower())
@@ -106,7 +108,7 @@ def _looks_like_coco(store: Readable, key: str) -> bool:
     )
 
 
-def _read_file(store: Readable, file: str, defects: list[Defect]) -> _File:
+def _read_file(store: Readable, file: str, paths: ImagePaths, defects: list[Defect]) -> _File:
     read = _File()
     with store.open(file) as handle:
         for key, index, item in stream_items(handle, f"{store.uri}/{file}"):
@@ -114,7 +116,7 @@ def _read_file(store: Readable, file: str, defects: list[Defect]) -> _File:
             if key == "annotations" and index >= 0:
                 _take_annotation(read, item, index, file, defects)
             elif key == "images" and index >= 0:
-                _take_image(read, item, index, file, defects)
+                _take_image(read, item, index, file, paths, defects)
             elif key == "categories" and index >= 0 and isinstance(item, dict) and "id" in item and item.get("name"):
                 read.categories[_id(item["id"])] = str(item["name"])
     missing = sorted({"images", "annotations", "categories"} - read.keys)
@@ -131,22 +133,26 @@ def _id(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _take_image(read: _File, item: Any, index: int, file: str, defects: list[Defect]) -> None:
+def _take_image(read: _File, item: Any, index: int, file: str, paths: ImagePaths, defects: list[Defect]) -> None:
     if not isinstance(item, dict) or "id" not in item or not isinstance(item.get("file_name"), str):
         defects.append(Defect("incomplete annotation", file, 0, f"images[{index}] has no `id` or no `file_name`"))
         return
     row = read.rows.setdefault(_id(item["id"]), len(read.rows))
     name = item["file_name"]
+    # A defect names the file, as the collector will: an image that is to leave is found by its path.
+    path = paths.find(name, file)[0] or name
     if row in read.images:
-        defects.append(
-            Defect("image listed twice", file, 0, f"id {item['id']!r} is {read.images[row][0]!r} and {name!r}", name)
-        )
+        first = read.images[row][0]
+        # Nobody knows which of the two an annotation with this id means, so neither keeps its boxes.
+        for image in dict.fromkeys((paths.find(first, file)[0] or first, path)):
+            found = f"id {item['id']!r} is {first!r} and {name!r}"
+            defects.append(Defect("image listed twice", file, 0, found, image))
         return
     sides = [item.get("width"), item.get("height")]
-    width, height = (int(v) if isinstance(v, int | float) and math.isfinite(v) and v >= 1 else 0 for v in sides)
+    width, height = (int(v) if isinstance(v, int | float) and 1 <= v <= _LARGEST_SIDE else 0 for v in sides)
     if not width or not height:
         found = f"images[{index}] {name!r} states width {sides[0]!r} and height {sides[1]!r}"
-        defects.append(Defect("incomplete annotation", file, 0, found, name))
+        defects.append(Defect("incomplete annotation", file, 0, found[:160], path))
     read.images[row] = (name, width, height)
 
 
@@ -155,10 +161,10 @@ def _take_annotation(read: _File, item: Any, index: int, file: str, defects: lis
     usable = (
         isinstance(box, list)
         and len(box) == 4
-        and all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in box)
+        and all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) <= sys.float_info.max for v in box)
     )
     number = item.get("id", index) if isinstance(item, dict) else index
-    number = number if isinstance(number, int) else index
+    number = number if isinstance(number, int) and abs(number) <= _LARGEST_ID else index
     if box is None or not usable or "image_id" not in item or "category_id" not in item:
         what = f"bbox {box!r}" if isinstance(item, dict) and not usable else "no `image_id` or `category_id`"
         # The image is unknown only if the annotation does not even name it; else it must not lose a box silently.

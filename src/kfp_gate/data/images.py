@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,10 @@ from kfp_gate.storage import Store
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 """Image files by name; case does not matter."""
+
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF", "AVIF", "JPEG2000", "PPM")
+"""By content, whatever the name: what OpenCV decodes too, as training and gate will. Pillow knows more, among them
+PostScript, which it hands to another program."""
 
 _SIDE, _KEPT = 32, 8
 _ROTATED = (5, 6, 7, 8)
@@ -159,15 +164,18 @@ def look_at(data: bytes) -> _Seen:
     if not data:
         return _Seen(sha256=digest, error="the file is empty")
     try:
-        with Image.open(io.BytesIO(data)) as opened:
+        with Image.open(io.BytesIO(data), formats=_formats()) as opened:
             width, height = opened.size
-            exif = opened.getexif()
+            exif = exif_of(opened)
+            if unusable := _only_pillow_reads(opened, data):
+                return _Seen(sha256=digest, bytes=len(data), error=unusable)
             # JPEG can be decoded at a fraction of its size: 3x less work, and still every byte is read.
             opened.draft("L", (4 * _SIDE, 4 * _SIDE))
             grey = _small_grey(opened)
     except Exception as error:  # a broken file makes a decoder raise anything; all mean the same here
         text = str(error).replace("\n", " ")
-        if isinstance(error, UnidentifiedImageError):
+        # ultralytics, where a process has imported it, makes Image.open ask for a HEIF plugin in this case.
+        if isinstance(error, UnidentifiedImageError | ImportError):
             text = "not an image file that can be identified"
         return _Seen(sha256=digest, bytes=len(data), error=text or type(error).__name__)
     orientation = exif.get(_EXIF_ORIENTATION, 1)
@@ -176,6 +184,40 @@ def look_at(data: bytes) -> _Seen:
         width, height = height, width
     taken, camera = _capture(exif)
     return _Seen(width, height, digest, perceptual_hash(grey), len(data), taken, camera)
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Those of `_FORMATS` that this build of Pillow has: it refuses a list with a name that it does not know."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def exif_of(opened: Any) -> Any:
+    """The EXIF of an image opened with Pillow, without the orientation that only Pillow knows of.
+
+    It looks into XMP and the text chunks of old PNGs too, OpenCV and Ultralytics do not: such an image would be held to
+    lie on its side, which training and gate do not see.
+    """
+    for key in ("xmp", "XML:com.adobe.xmp"):
+        opened.info.pop(key, None)
+    exif = opened.getexif()
+    if "exif" not in opened.info and "Raw profile type exif" in opened.info:
+        exif.pop(_EXIF_ORIENTATION, None)
+    return exif
+
+
+def _only_pillow_reads(opened: Any, data: bytes) -> str:
+    """What OpenCV refuses although Pillow takes it, "" if nothing. Found here, not by the gate after the training."""
+    if opened.format == "TIFF" and opened.mode in ("F", "I"):
+        return "a TIFF of 32-bit samples, which OpenCV cannot read"
+    if opened.format == "TIFF" and opened.info.get("compression") in ("zstd", "lzma"):
+        return f"a TIFF compressed with {opened.info['compression']}, which OpenCV cannot read"
+    if opened.format == "PNG" and b"IEND" not in data:
+        return "the PNG ends before its last chunk"
+    return ""
 
 
 def _small_grey(opened: Any) -> Floats:

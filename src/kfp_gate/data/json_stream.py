@@ -84,6 +84,8 @@ class _Reader:
                 if self.ended:
                     self.at = error.pos
                     raise self.bad(error.msg) from None
+            except (RecursionError, ValueError) as error:  # nested without end; a number of thousands of digits
+                raise self.bad(str(error)) from None
             self.more()
 
     def more(self) -> None:

@@ -43,6 +43,9 @@ def _parse_clean(texts: Sequence[bytes]) -> ParsedLabels | None:
     if not total:
         return ParsedLabels(counts, np.empty((0, 5)), np.empty(0, np.int64), [])
     joined = b"".join(t if t.endswith(b"\n") or not t else t + b"\n" for t in texts)
+    # The CSV reader ends a line at a lone \r too, the counts do not: rows would slip into the next file.
+    if joined.count(b"\r") != joined.count(b"\r\n"):
+        return None
     # `_` is legal in a Python number and quotes or NA in CSV; none is legal here: the slow path says so.
     try:
         table = csv.read_csv(

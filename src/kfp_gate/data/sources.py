@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kfp_gate.data.annotations import Annotations
-from kfp_gate.data.archives import UnpackedStore
+from kfp_gate.data.archives import MEMBERS, UnpackedStore
 from kfp_gate.data.coco import find_coco_files, read_coco
 from kfp_gate.data.images import SUFFIXES
 from kfp_gate.data.progress import Reporter
 from kfp_gate.data.voc import read_voc
 from kfp_gate.data.yolo import read_yolo
 from kfp_gate.data.yolo_header import CLASS_LISTS, YAML_NAMES
-from kfp_gate.errors import InvalidInput
+from kfp_gate.errors import InvalidInput, Problem
 from kfp_gate.storage import LocalStore, Readable, Store, open_store
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,25 @@ def open_dataset(source_uri: str) -> tuple[Store, str, dict[str, int], str]:
             f"dataset {source_uri!r} is empty", expected="images and labels", where="dataset",
             next_step="check the location",
         )  # fmt: skip
+    _refuse_unwritable(listing, root)
     log.info("%s: %d files", root, len(listing))
     return store, root, listing, named
+
+
+def _refuse_unwritable(listing: dict[str, int], root: str) -> None:
+    """Names in another encoding than UTF-8, as unpacking an old zip leaves them, fit into no manifest."""
+    endings = (*SUFFIXES, *MEMBERS)
+    # Such bytes come as lone surrogates, which no encoder takes; one attempt for all, as there are rarely any.
+    try:
+        "".join(listing).encode()
+    except UnicodeEncodeError:
+        names = [k for k in listing if k.lower().endswith(endings) and any("\ud800" <= c <= "\udfff" for c in k)]
+        if names:
+            raise InvalidInput(
+                f"{len(names)} file names that are not UTF-8", expected="names in UTF-8", where=root,
+                next_step="rename the files, for instance with convmv, and the annotations that name them",
+                problems=[Problem(repr(name)[1:-1], "not UTF-8") for name in names],
+            ) from None  # fmt: skip
 
 
 def read_annotations(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kfp_gate.data.images import exif_of
 from kfp_gate.evaluation.columns import Records
 from kfp_gate.evaluation.evaluate import Evaluation
 
@@ -137,6 +138,7 @@ def _jpeg(path: Path) -> str | None:
 
     try:
         with Image.open(path) as image:
+            exif_of(image)  # turned as the boxes are
             image.draft("RGB", (2 * SIDE, 2 * SIDE))
             upright = ImageOps.exif_transpose(image).convert("RGB")
         upright.thumbnail((SIDE, SIDE))
