@@ -155,11 +155,11 @@ def test_wrong_parameters_are_refused_by_name(tmp_path, options):
 
 
 def hostile_coco(root):
-    """12 good images in one json, and one of each defect that COCO can have."""
+    """14 good images in one json, and one of each defect that COCO can have."""
     (root / "pictures").mkdir(parents=True)
     images = []
     annotations = []
-    for i in range(12):
+    for i in range(14):
         picture(i).save(root / f"pictures/{i:02}.jpg")
         images.append({"id": str(i), "file_name": f"{i:02}.jpg", "width": 64, "height": 48})
         annotations.append({"id": i, "image_id": i, "category_id": 3, "bbox": [8, 8, 16, 16], "iscrowd": 0})
