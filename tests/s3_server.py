@@ -116,7 +116,8 @@ def start(folder: Path) -> S3Server:
     (folder / "proxy.conf").write_text(
         f"[DEFAULT]\nbind_ip = 127.0.0.1\nbind_port = {ports[PROXY]}\nuser = {getpass.getuser()}\nworkers = 0\n"
         f"swift_dir = {folder}\nlog_level = WARNING\n"
-        "[pipeline:main]\npipeline = catch_errors gatekeeper listing_formats cache s3api tempauth bulk slo proxy-server\n"
+        "[pipeline:main]\n"
+        "pipeline = catch_errors gatekeeper listing_formats cache s3api tempauth bulk slo proxy-server\n"
         "[app:proxy-server]\nuse = egg:swift#proxy\nallow_account_management = true\naccount_autocreate = true\n"
         "[filter:s3api]\nuse = egg:swift#s3api\nlocation = us-east-1\ncheck_bucket_owner = false\n"
         f"[filter:cache]\nuse = egg:swift#memcache\nmemcache_servers = 127.0.0.1:{cache}\n"

@@ -1,4 +1,4 @@
-"""The README's parameter table is the compiled pipeline's. Renew it with `KFP_GATE_RENEW=1 pytest tests/test_readme.py`."""
+"""The README's parameter table is that of the compiled pipeline. Renew: `KFP_GATE_RENEW=1 pytest` with this file."""
 
 import json
 import os

@@ -82,7 +82,7 @@ def test_the_model_artifact_says_how_it_was_made(trained: Trained) -> None:
     assert card.monitors == MONITORS and card.chosen_by == "map50_95"
     assert card.settings["overrides"] == {"optimizer": "AdamW", "lr0": 0.004}
     assert card.manifests == {n: read_manifest(getattr(trained.scene, n)).digest for n in ("train", "val")}
-    assert {"torch", "torchvision", "ultralytics", "numpy", "hotcoco"} <= set(card.versions)
+    assert {"torch", "torchvision", "ultralytics", "numpy"} <= set(card.versions)
     fingerprints = read_fingerprints(trained.out / "model")
     assert fingerprints is not None and fingerprints.num_rows == 14
     assert set(card.other_weights) <= set(MONITORS[1:])

@@ -72,12 +72,20 @@ def build(
     registry: Annotated[str, typer.Option(help="Host and path before the image's name.")] = "kfp-gate",
     push: Annotated[bool, typer.Option(help="Push, and record the digest in images/images.lock.")] = False,
     builder: Annotated[str, typer.Option(help="docker, podman or buildah; empty: the first that works.")] = "",
+    option: Annotated[list[str] | None, typer.Option(help="Handed on to the tool's build command; repeat it.")] = None,
+    insecure: Annotated[
+        bool, typer.Option(help="Push to a registry without verified TLS, such as a local one.")
+    ] = False,
     root: Annotated[Path, _ROOT] = Path(),
 ) -> None:
     """Build component images with docker, podman or buildah."""
     from kfp_gate.images.build import build as build_images
 
-    for built in build_images(_project(root), components or (), registry=registry, push=push, builder=builder):
+    images_built = build_images(
+        _project(root), components or (), registry=registry, push=push, builder=builder, options=option or (),
+        tls_verify=not insecure,
+    )  # fmt: skip
+    for built in images_built:
         print(built.tag, built.digest)
 
 

@@ -22,8 +22,8 @@ from kfp_gate.images.names import SHARED
 from kfp_gate.images.requirements import Project, name_of, normalise, requirements
 from kfp_gate.images.sources import Reached, SourceTree, checkout_tree
 
-EVALUATION_STACK = ("torch", "torchvision", "ultralytics", "numpy", "hotcoco", "opencv-python-headless", "pillow")
-"""Packages whose version can change a metric: decoding, the network, the matching and the arithmetic."""
+EVALUATION_STACK = ("torch", "torchvision", "ultralytics", "numpy", "opencv-python-headless", "pillow")
+"""Packages whose version can change a metric: decoding, the network and the arithmetic."""
 
 STACK_IMAGES = ("worker", "validation-gate")
 """The numbers of these two are compared with each other: every epoch's by the worker, the final one by the gate."""

@@ -24,7 +24,6 @@ class ListedPackage:
 
 
 LISTED = (
-    ListedPackage("hotcoco", "hotcoco"),
     ListedPackage("jinja2", "jinja2"),
     ListedPackage(
         "kubernetes",

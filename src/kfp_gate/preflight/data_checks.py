@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kfp_gate.data.freshness import listing_drift
 from kfp_gate.data.manifest import Manifest, box_columns, read_manifest
 from kfp_gate.errors import InvalidInput, KfpGateError
 from kfp_gate.gate.separation import compare_splits
@@ -103,6 +104,20 @@ def check_separation(manifests: Mapping[str, Manifest], near: int) -> list[Check
             )
         )
     return checks or [ok(f"the test images are new to train and val ({found.compared_with} images compared)")]
+
+
+def check_listing(manifests: Mapping[str, Manifest]) -> list[Check]:
+    """Whether the source still lists what was split: the split may come from a cache that knows its location only."""
+    drift = listing_drift(manifests)
+    if not drift:
+        return [ok("the dataset's listing is what the manifests say")]
+    return [
+        warning(
+            f"the dataset changed since it was split: {drift}",
+            why="a cached split is found by its parameters, so that new and changed files take no part",
+            cure="set dataset_revision to another text; images that were assigned before stay where they are",
+        )
+    ]
 
 
 def _reachable(split: str, manifest: Manifest) -> list[Check]:

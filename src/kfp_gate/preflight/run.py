@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kfp_gate.preflight.checks import Check, error, guarded, markdown, raise_errors, text, without_secrets
 from kfp_gate.preflight.criteria_checks import check_criteria, check_monitors, check_names
-from kfp_gate.preflight.data_checks import check_manifests, check_separation, read_all
+from kfp_gate.preflight.data_checks import check_listing, check_manifests, check_separation, read_all
 from kfp_gate.preflight.model_checks import check_model
 from kfp_gate.preflight.place_checks import check_images, check_machine, check_storage
 from kfp_gate.preflight.request import PreflightRequest
@@ -52,6 +52,8 @@ def find_all(request: PreflightRequest, extra: Sequence[ExtraCheck] = ()) -> lis
     if not request.model_uri:
         near = request.gate.near_duplicate_distance
         checks += guarded(lambda: check_separation(manifests, near), why="the gate would not judge the model")
+    if set(manifests) == {"train", "val", "test"}:
+        checks += guarded(lambda: check_listing(manifests), why="the pipeline would work on an outdated split")
     if "test" in manifests:
         test = manifests["test"]
         checks += guarded(lambda: check_criteria(request.gate, test), why="the gate cannot judge")

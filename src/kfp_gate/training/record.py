@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
-PACKAGES = ("kfp-gate", "torch", "torchvision", "ultralytics", "numpy", "hotcoco", "pillow", "opencv-python",
+PACKAGES = ("kfp-gate", "torch", "torchvision", "ultralytics", "numpy", "pillow", "opencv-python",
             "opencv-python-headless", "pyarrow", "mlflow-skinny")  # fmt: skip
 
 
