@@ -215,12 +215,4 @@ register_model: _RegisterModel
 split_dataset: _SplitDataset
 validation_gate: _ValidationGate
 
-__all__ = [
-    "judge_evaluation",
-    "launch_training",
-    "preflight",
-    "record_outcome",
-    "register_model",
-    "split_dataset",
-    "validation_gate",
-]
+__all__ = ["judge_evaluation", "launch_training", "preflight", "record_outcome", "register_model", "split_dataset", "validation_gate"]

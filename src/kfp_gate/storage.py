@@ -112,6 +112,12 @@ def local_folder(uri: str, scratch: Path) -> Path:
     if not keys:
         raise _missing(uri)
     for key in keys:
+        # Any text is a key: `a//etc/x` and `a/../../x` would leave the folder.
+        if key.startswith("/") or ".." in key.split("/"):
+            raise InvalidInput(
+                f"object {key!r}", expected="keys that are paths inside a folder", where=uri,
+                next_step="remove or rename the object",
+            )  # fmt: skip
         store.download(key, scratch / key)
     return scratch
 

@@ -175,30 +175,45 @@ def read_manifest(path: Path | str) -> Manifest:
     where = str(path)
     folder, _, name = where.rpartition("/")
     data = open_store(folder or ("/" if where.startswith("/") else ".")).read(name)
+    # OSError: pyarrow's word for damage within a file.
     try:
         table = pq.read_table(io.BytesIO(data))
         facts = json.loads((table.schema.metadata or {})[_KEY])
-    except (pa.ArrowException, KeyError, ValueError) as error:
+        if int(facts["version"]) > VERSION:
+            raise InvalidInput(
+                f"manifest version {facts['version']}", expected=f"version {VERSION} or older", where=where,
+                next_step="use a newer kfp-gate",
+            )  # fmt: skip
+        manifest = Manifest(
+            table.replace_schema_metadata(None), tuple(facts["classes"]), facts["split"], facts["source_uri"],
+            facts["seed"], facts["rule"], facts["tool_version"], facts["revision"],
+        )  # fmt: skip
+        digest, stated = manifest.digest, str(facts["digest"])
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise InvalidInput(
             f"no dataset manifest: {type(error).__name__}", expected="a Parquet file written by `kfp-gate split`",
             where=where, next_step="pass the train, val or test output of split_dataset",
         ) from None  # fmt: skip
-    if facts["version"] > VERSION:
+    if digest != stated:
         raise InvalidInput(
-            f"manifest version {facts['version']}", expected=f"version {VERSION} or older", where=where,
-            next_step="use a newer kfp-gate",
+            f"content with digest {digest[:16]}", expected=f"the digest it was written with, {stated[:16]}",
+            where=where, next_step="the file was changed: make it again with `kfp-gate split`",
         )  # fmt: skip
-    manifest = Manifest(
-        table.replace_schema_metadata(None), tuple(facts["classes"]), facts["split"], facts["source_uri"],
-        facts["seed"], facts["rule"], facts["tool_version"], facts["revision"],
-    )  # fmt: skip
-    if manifest.digest != facts["digest"]:
-        raise InvalidInput(
-            f"content with digest {manifest.digest[:16]}",
-            expected=f"the digest it was written with, {facts['digest'][:16]}", where=where,
-            next_step="the file was changed: make it again with `kfp-gate split`",
-        )  # fmt: skip
+    _refuse_outside(table, where)
     return manifest
+
+
+def _refuse_outside(table: Any, where: str) -> None:
+    """A path that leads out of the source would link or fetch whatever lies there."""
+    import pyarrow.compute as pc
+
+    outside = pc.match_substring_regex(table.column("image"), r"^/|(^|/)\.\.(/|$)")
+    if pc.any(outside).as_py():
+        first = table.column("image").filter(outside)[0].as_py()
+        raise InvalidInput(
+            f"image {first!r}", expected="paths inside the source", where=where,
+            next_step="make the manifest again with `kfp-gate split`",
+        )  # fmt: skip
 
 
 def _digest(table: Any, classes: tuple[str, ...]) -> str:

@@ -112,6 +112,8 @@ def split_dataset(
     rules = parse_rules(group_rule)
     check_policy(rejects)
     _check_choices(strategy, previous, on_shortfall, tolerance)
+    # A pipeline's JSON may make 5.0 of a 5; as a text, which the hashes are made of, that is another seed.
+    seed, min_instances = _whole(seed, "seed"), _whole(min_instances, "min_instances")
     earlier = read_previous(previous) if previous else None
     taken = take_in(source_uri, format=format, rejects=rejects, reporter=reporter)
     taken = settle(taken, rejects, rejects_file)
@@ -221,6 +223,14 @@ def _check_choices(strategy: str, previous: str, on_shortfall: str, tolerance: f
             "strategy 'fixed' and previous manifests", expected="one source of fixed splits", where="strategy",
             next_step="choose strategy='hash' or 'stratified' with `previous`",
         )  # fmt: skip
+
+
+def _whole(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:  # NaN and inf fail it
+        raise InvalidInput(
+            f"{name} {value!r}", expected="a whole number", where=name, next_step="correct the parameter"
+        )  # fmt: skip
+    return int(value)
 
 
 def _near_across(images: Sequence[str], phash: Any, splits: Ints, distance: int, notes: list[str]) -> int:

@@ -132,6 +132,8 @@ def from_columns(found: dict[str, NDArray[Any]], *, where: str = "records") -> R
         }  # fmt: skip
         for name, value in found.items():
             kind, width = LAYOUT[name]
+            if name.endswith("_counts") and value.dtype == kind and (value < 0).any():
+                problem = f"column {name!r} counts below 0"
             shape = (sizes[_AXIS[name]],) if width == 1 else (sizes[_AXIS[name]], width)
             if value.dtype != kind or value.shape != shape:
                 problem = f"column {name!r} is {value.dtype}{value.shape}, not {np.dtype(kind)}{shape}"

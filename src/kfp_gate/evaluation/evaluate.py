@@ -9,6 +9,7 @@ Readers must tolerate keys in the JSON that they do not know; a higher `schema_v
 import json
 import logging
 import platform
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -125,10 +126,14 @@ class Evaluation:
                 slices={k: tuple(v) for k, v in facts["slices"].items()}, confidence=facts["confidence"],
                 versions=facts["versions"],
             )  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile) as error:
+        # RuntimeError: a zip with a password or an unknown method, or JSON nested without end.
+        except (
+            OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error, RuntimeError,
+            MemoryError,
+        ) as error:  # fmt: skip
             raise _refused(folder, f"no whole evaluation ({type(error).__name__}: {error})") from error
-        if len(evaluation.images) != len(records) or any(len(v) != len(records) for v in evaluation.slices.values()):
-            raise _refused(folder, f"records of {len(records)} images under {len(evaluation.images)} names")
+        if problem := _inconsistency(evaluation):
+            raise _refused(folder, problem)
         return evaluation
 
 
@@ -249,6 +254,27 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _inconsistency(stored: Evaluation) -> str:
+    """What of an evaluation from elsewhere does not fit together, "" if nothing: judged, it would give some verdict."""
+    records = stored.records
+    names = [*stored.classes, *stored.images, *stored.unknown_classes, *stored.dropped_classes]
+    names += [value for column in stored.slices.values() for value in column]
+    if not all(isinstance(name, str) for name in names):
+        return "names that are no texts"
+    if not all(isinstance(facts, dict) for facts in (stored.settings, stored.versions)):
+        return "settings or versions that are no mapping"
+    if len(stored.images) != len(records) or any(len(v) != len(records) for v in stored.slices.values()):
+        return f"records of {len(records)} images under {len(stored.images)} names"
+    if not np.array_equal(records.images, np.arange(len(records))):
+        return "records that are not of each image once, in order"
+    for kinds in (records.classes, records.truth_classes):
+        if len(kinds) and not (kinds.min() >= 0 and kinds.max() < len(stored.classes)):
+            return f"class indices {kinds.min()} to {kinds.max()} with {len(stored.classes)} classes"
+    if not np.isfinite(records.scores).all():
+        return "scores that are not finite"
+    return ""
 
 
 def _refused(folder: Path, found: str) -> InvalidInput:

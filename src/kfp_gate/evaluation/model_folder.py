@@ -104,6 +104,7 @@ def read_card(folder: Path, *, verify: bool = True) -> ModelCard:
         known = {f.name for f in fields(ModelCard)}
         arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known}
         card = ModelCard(**arguments)
+        _check_types(card)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InvalidInput(
             f"no readable model card ({type(error).__name__})", expected=f"a model folder with {CARD}", where=str(path),
@@ -136,8 +137,12 @@ def read_fingerprints(folder: Path) -> "pa.Table | None":
     if not path.is_file():
         return None
     try:
-        return pq.read_table(path, columns=list(FINGERPRINT_COLUMNS))
-    except (pa.ArrowException, OSError, KeyError) as error:
+        table = pq.read_table(path, columns=list(FINGERPRINT_COLUMNS))
+        # A missing value is equal to none, and would prove whatever is asked.
+        if not pa.types.is_integer(table.schema.field("phash").type) or any(c.null_count for c in table.columns):
+            raise ValueError("hashes that are no numbers, or missing values")
+        return table
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise InvalidInput(
             f"unreadable fingerprints ({type(error).__name__})", expected=f"columns {', '.join(FINGERPRINT_COLUMNS)}",
             where=str(path), next_step="fetch the model folder again",
@@ -147,6 +152,22 @@ def read_fingerprints(folder: Path) -> "pa.Table | None":
 def adopt_weights(weights: Path, folder: Path, *, classes: tuple[str, ...], image_size: int) -> ModelCard:
     """Make a model folder of a bare weights file from elsewhere: no fingerprints, nothing known of its training."""
     return write_model_folder(folder, weights, ModelCard("", classes, image_size))
+
+
+def _check_types(card: ModelCard) -> None:
+    """TypeError for a value of another type than the card's: it would fail far from here, and say something else."""
+    texts = (card.sha256, card.weights, card.chosen_by, card.image, card.run_id)
+    lists = (card.classes, card.monitors)
+    mappings = (card.settings, card.manifests, card.versions, card.other_weights)
+    fits = (
+        all(isinstance(value, str) for value in texts)
+        and all(isinstance(value, tuple) and all(isinstance(one, str) for one in value) for value in lists)
+        and all(isinstance(value, dict) for value in mappings)
+        and isinstance(card.image_size, int)
+        and not isinstance(card.image_size, bool)
+    )
+    if not fits:
+        raise TypeError("values of other types")
 
 
 def sha256_of(path: Path) -> str:

@@ -16,20 +16,21 @@ number means `min`. A bound that is always true (a min of 0, a max or a max_drop
 switches off what `*` says.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from numbers import Real
 from typing import Any, Literal
 
-from kfp_gate.errors import InvalidInput, Problem
+from kfp_gate.errors import LISTED_PROBLEMS, InvalidInput, Problem
 from kfp_gate.metric_names import LOWER_IS_BETTER, METRICS, SIZE_BANDS, MetricName, parse
 
 Kind = Literal["min", "max", "max_drop"]
 KINDS: tuple[Kind, ...] = ("min", "max", "max_drop")
 OF_A_SIZE = ("map50", "map75", "map50_95", "precision", "recall", "f1")
 """What can be asked of a size band: an image has none, and the other rates are not taken by size."""
+MOST_INSTANCES = 2**53
+"""Up to here every whole number is a float of JSON."""
 _ALWAYS_TRUE = {"min": 0.0, "max": 1.0, "max_drop": 1.0}
 
 
@@ -142,15 +143,16 @@ class _Reader:
             hint = "; write it without quotes" if isinstance(value, str) else ""
             self.problem(where, f"{value!r} is not a number{hint}")
             return None
+        number: Any = value  # not yet a float: an integer may be too large for one
         # Written so that NaN fails it.
-        if not 0.0 <= float(value) <= 1.0:
+        if not 0 <= number <= 1:
             self.problem(where, f"{value!r} is outside 0..1")
             return None
-        return float(value)
+        return float(number)
 
     def whole(self, value: Any, where: str) -> int:
-        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else -1.0
-        if not (math.isfinite(number) and number >= 0 and number == int(number)):
+        number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else -1
+        if not (0 <= number <= MOST_INSTANCES and number == int(number)):
             self.problem(where, f"{value!r} is not a whole number from 0")
             return 0
         return int(number)
@@ -159,7 +161,7 @@ class _Reader:
         kind, _, metric = key.partition("_")
         if kind not in ("min", "max") or metric not in METRICS:
             names = [f"{'max' if m in LOWER_IS_BETTER else 'min'}_{m}" for m in METRICS]
-            self.problem(key, f"no such bound{_close(key, names)}")
+            self.problem(key, f"no such bound{self.close(key, names)}")
             return
         self.add(MetricName(metric), "min" if kind == "min" else "max", value, None, key)
 
@@ -182,8 +184,8 @@ class _Reader:
         if not isinstance(thresholds, Mapping):
             self.problem("class_thresholds", f"{thresholds!r} is not a mapping from class to metrics")
             return
-        # Wide keys first: what is said of one class replaces what is said of each.
-        keys = sorted(thresholds, key=lambda key: "*" not in str(key))
+        # The widest keys first: what is said of one class or slice replaces what is said of each.
+        keys = sorted(thresholds, key=self.width, reverse=True)
         for key in keys:
             where = f"class_thresholds[{key!r}]"
             metrics = thresholds[key]
@@ -194,9 +196,18 @@ class _Reader:
                 self.problem(where, "the key is not a text")
                 continue
             scopes = self.scopes(key, where)
-            self.starred = "*" in key and key not in self.classes
+            self.starred = self.width(key) > 0
             for metric, spec in metrics.items():
                 self.spec(scopes, metric, spec, f"{where}[{metric!r}]")
+
+    def width(self, key: Any) -> int:
+        """How many parts of a key stand for more than one thing. A class may have a star in its name."""
+        text = str(key)
+        return 0 if text in self.classes or text.removeprefix("class/") in self.classes else text.count("*")
+
+    def close(self, text: str, known: Sequence[str]) -> str:
+        """A hint for a problem that will be listed; of hundreds of wrong names, each takes a tenth of a second."""
+        return _close(text, known) if len(self.problems) < LISTED_PROBLEMS else ""
 
     def spec(self, scopes: Iterable[MetricName], metric: Any, spec: Any, where: str) -> None:
         band = None
@@ -205,17 +216,17 @@ class _Reader:
             _, band, name = metric.split("/")
         if name not in METRICS or (band is not None and band not in SIZE_BANDS):
             known = [*METRICS, *(f"size/{b}/{m}" for b in SIZE_BANDS for m in METRICS)]
-            self.problem(where, f"unknown metric{_close(str(metric), known)}")
+            self.problem(where, f"unknown metric{self.close(str(metric), known)}")
             return
         if not isinstance(spec, Mapping):
             spec = {"min": spec}
         unknown = [k for k in spec if k not in (*KINDS, "min_instances")]
         for key in unknown:
-            self.problem(f"{where}[{key!r}]", f"unknown bound{_close(str(key), [*KINDS, 'min_instances'])}")
+            self.problem(f"{where}[{key!r}]", f"unknown bound{self.close(str(key), [*KINDS, 'min_instances'])}")
         if not unknown and not any(kind in spec for kind in KINDS):
             self.problem(where, "no bound in it: give min, max or max_drop")
         low, high = spec.get("min"), spec.get("max")
-        if isinstance(low, Real) and isinstance(high, Real) and float(low) > float(high):
+        if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
             self.problem(where, f"min {low!r} is above max {high!r}: nothing can pass")
         instances = self.whole(spec["min_instances"], f"{where}['min_instances']") if "min_instances" in spec else None
         before = len(self.problems)
@@ -246,7 +257,7 @@ class _Reader:
         if key == "overall":
             return [MetricName("")]
         if not key.startswith(("slice/", "size/", "class/")):
-            self.problem(where, f"unknown class{_close(key, self.classes)}")
+            self.problem(where, f"unknown class{self.close(key, self.classes)}")
             return []
         return self._written_out(key, where)
 
@@ -260,7 +271,7 @@ class _Reader:
         if scope.class_name == "*":
             names = self.classes
         elif scope.class_name is not None and scope.class_name not in self.classes:
-            self.problem(where, f"unknown class{_close(scope.class_name, self.classes)}")
+            self.problem(where, f"unknown class{self.close(scope.class_name, self.classes)}")
             return []
         return [
             MetricName("", class_name=name, size=scope.size, slice=part)
@@ -278,13 +289,13 @@ class _Reader:
         if self.slices is None:
             return [wanted]
         if column not in self.slices:
-            self.problem(where, f"the manifest has no column {column!r}{_close(column, list(self.slices))}")
+            self.problem(where, f"the manifest has no column {column!r}{self.close(column, list(self.slices))}")
             return []
         values = self.slices[column]
         if value == "*":
             return [f"{column}={v}" for v in values]
         if value not in values:
-            self.problem(where, f"no test image has {column}={value!r}{_close(value, values)}")
+            self.problem(where, f"no test image has {column}={value!r}{self.close(value, values)}")
             return []
         return [wanted]
 

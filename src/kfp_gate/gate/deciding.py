@@ -43,7 +43,7 @@ class Evidence:
         value: None if not computed; then `reason` says why.
         instances: labelled objects behind it (images for a rate of images); None if it cannot be told.
         silent: there were objects to report and the model reported nothing. For a lower bound that is a miss, not a
-            lack of evidence.
+            lack of evidence; nor is it one for a drop from what the champion reported.
         interval: bootstrap interval of the value; None without resampling.
         champion: the champion's value on the same images; None without a comparison.
         drop_interval: paired bootstrap interval of how much worse the candidate is.
@@ -96,7 +96,8 @@ def _state(
     criterion: Criterion, evidence: Evidence, compared: float | None, interval: tuple[float, float] | None, rule: Rule
 ) -> tuple[State, str, int | None]:
     if evidence.value is None:
-        if evidence.silent and criterion.kind == "min":
+        fell = criterion.kind == "max_drop" and evidence.champion is not None and not evidence.lower_is_better
+        if evidence.silent and (criterion.kind == "min" or fell):
             return "missed", evidence.reason or "nothing was detected", None
         return "insufficient", evidence.reason or "not computed", _missing(criterion, evidence)
     if criterion.kind == "max_drop" and compared is None:

@@ -40,10 +40,11 @@ def compare(test: "pa.Table", fingerprints: "pa.Table | None", *, near: int = NE
 
     Args:
         test: the manifest's table: `image`, `sha256`, `phash` (64-bit unsigned), `group`.
-        fingerprints: `sha256`, `phash`, `group` of what the model was trained and selected on; None: not proven.
+        fingerprints: `sha256`, `phash`, `group` of what the model was trained and selected on; None or without a row:
+            not proven, since no model is trained on nothing.
         near: largest Hamming distance of two hashes that counts as a near-duplicate.
     """
-    if fingerprints is None:
+    if fingerprints is None or not fingerprints.num_rows:
         return Separation("not proven")
     import pyarrow.compute as pc
 
