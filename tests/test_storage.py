@@ -9,7 +9,7 @@ from s3_server import STRANGER_KEY, STRANGER_SECRET, CuttingProxy, s3, s3_server
 
 from kfp_gate import storage
 from kfp_gate.errors import InvalidInput, Unavailable
-from kfp_gate.storage import open_store
+from kfp_gate.storage import local_folder, open_store
 
 BIG = bytes(range(256)) * 20_000  # 5 MB
 
@@ -153,3 +153,18 @@ def test_an_object_replaced_during_a_download_is_not_stitched_together(s3, monke
             handle.read()
     assert first == BIG[:1_000_000]
     proxy.close()
+
+
+@pytest.mark.all_only
+def test_a_key_that_leaves_the_folder_is_refused_before_anything_is_fetched(s3, tmp_path):  # noqa: F811
+    """`s3://bucket/prefix//x` is an object too, and as a path it would be /x of this machine."""
+    s3.bucket("outside")
+    target = tmp_path / "elsewhere"
+    store = open_store("s3://outside/run")
+    store.write(f"/{target}", b"x")
+    store.write("records.npz", b"x")
+    with pytest.raises(InvalidInput, match="object '/"):
+        local_folder("s3://outside/run", tmp_path / "copy")
+    assert not list(tmp_path.iterdir())
+    store.delete(f"/{target}")
+    assert [p.name for p in local_folder("s3://outside/run", tmp_path / "copy").iterdir()] == ["records.npz"]

@@ -8,16 +8,20 @@ import re
 import struct
 import zipfile
 import zlib
+from dataclasses import replace
 
 import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from scenes import clips, picture, write_yolo
 
 from kfp_gate.data.images import look_at
-from kfp_gate.data.splitting import split_dataset
+from kfp_gate.data.manifest import read_manifest, write_manifest
+from kfp_gate.data.splitting import split_dataset, split_to_folder
 from kfp_gate.errors import InvalidInput
 
 LINE = "0 0.5 0.5 0.25 0.25\n"
@@ -263,3 +267,75 @@ def test_what_the_split_takes_the_detector_can_read(mode, format):
 )
 def test_what_only_pillow_can_read_is_refused_by_the_split(data, reason):
     assert _decoded(data) is None and reason in look_at(data).error
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    split_to_folder(str(write_yolo(tmp_path / "set", clips(8, 1))), tmp_path / "out", group_rule="none")
+    return tmp_path / "out" / "train.parquet"
+
+
+def test_any_damaged_byte_of_a_manifest_is_noticed_or_harmless(manifest):
+    digest, data = read_manifest(manifest).digest, manifest.read_bytes()
+    refusals = 0
+    for at in range(0, len(data), 31):
+        manifest.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        try:
+            assert read_manifest(manifest).digest == digest
+        except InvalidInput:
+            refusals += 1
+    assert refusals > len(data) / 31 / 2
+
+
+def _rewritten(path, change):
+    table = pq.read_table(path)
+    facts = json.loads(table.schema.metadata[b"kfp_gate.manifest"])
+    table, facts = change(table, facts)
+    pq.write_table(table.replace_schema_metadata({b"kfp_gate.manifest": json.dumps(facts).encode()}), path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table, facts: (table, []),
+        lambda table, facts: (table, {k: v for k, v in facts.items() if k != "classes"}),
+        lambda table, facts: (table, facts | {"version": "new"}),
+        lambda table, facts: (table, facts | {"digest": None}),
+        *(lambda table, facts, c=c: (table.drop_columns([c]), facts) for c in ("image", "phash", "boxes", "crowd")),
+        lambda table, facts: (table.set_column(0, "image", pa.nulls(len(table), pa.string())), facts),
+    ],
+)
+def test_a_rewritten_manifest_is_an_input_error(manifest, change):
+    _rewritten(manifest, change)
+    with pytest.raises(InvalidInput) as caught:
+        read_manifest(manifest)
+    assert caught.value.where == str(manifest)
+
+
+@pytest.mark.parametrize("image", ["../secret.png", "/etc/hostname", "images/../../secret.png", ".."])
+def test_a_manifest_leads_nowhere_outside_its_source(tmp_path, manifest, image):
+    """With a right digest: linked and read, whatever lies there."""
+    good = read_manifest(manifest)
+    names = [image, *good.table["image"].to_pylist()[1:]]
+    forged = replace(good, table=good.table.set_column(0, good.table.schema.field(0), pa.array(names)))
+    write_manifest(forged, tmp_path / "forged.parquet")
+    with pytest.raises(InvalidInput, match="image '") as caught:
+        read_manifest(tmp_path / "forged.parquet")
+    assert repr(image) in caught.value.found
+
+
+def test_names_with_dots_are_names(tmp_path, manifest):
+    good = read_manifest(manifest)
+    names = ["a..b/..c.png", *good.table["image"].to_pylist()[1:]]
+    write_manifest(replace(good, table=good.table.set_column(0, good.table.schema.field(0), pa.array(names))), manifest)
+    assert len(read_manifest(manifest)) == len(good)
+
+
+def test_a_whole_seed_is_the_same_seed_however_json_writes_it(tmp_path):
+    root = write_yolo(tmp_path / "set", clips(12, 1))
+    one, other = (split_dataset(str(root), seed=seed, min_instances=seed).manifests for seed in (5, 5.0))
+    assert [m.digest for m in one.values()] == [m.digest for m in other.values()]
+    assert {type(m.seed) for m in other.values()} == {int}
+    for options in ({"seed": 5.5}, {"seed": float("nan")}, {"seed": True}, {"min_instances": float("inf")}):
+        with pytest.raises(InvalidInput, match="a whole number"):
+            split_dataset(str(root), **options)

@@ -3,6 +3,7 @@
 import json
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kfp_gate.errors import Broken, InvalidInput
@@ -86,3 +87,31 @@ def test_weights_from_elsewhere_become_a_folder_without_proof(tmp_path):
     assert card.weights == "model.onnx"
     assert read_card(tmp_path / "model") == card
     assert read_fingerprints(tmp_path / "model") is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"image_size": "640"}, {"image_size": True}, {"classes": "ab"}, {"classes": [1]}, {"weights": 5},
+        {"sha256": None}, {"settings": []}, {"monitors": "map50"}, {"versions": None},
+    ],
+)  # fmt: skip
+def test_a_card_with_values_of_other_types_is_no_card(folder, values):
+    facts = json.loads((folder / CARD).read_text())
+    (folder / CARD).write_text(json.dumps(facts | values))
+    with pytest.raises(InvalidInput, match="no readable model card"):
+        read_card(folder)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"sha256": ["a"], "phash": ["b"], "group": ["g"]},
+        {"sha256": ["a", None], "phash": [1, 2], "group": ["g", "g"]},
+        {"sha256": ["a", "b"], "phash": [1, None], "group": ["g", "g"]},
+    ],
+)
+def test_fingerprints_that_could_match_nothing_are_no_proof(folder, table):
+    pq.write_table(pa.table(table), folder / FINGERPRINTS)
+    with pytest.raises(InvalidInput, match="unreadable fingerprints"):
+        read_fingerprints(folder)

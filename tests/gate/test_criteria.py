@@ -51,6 +51,25 @@ def test_own_entry_wins_over_star_whatever_the_order():
         assert ids(thresholds={k: bounds[k] for k in keys})["class/cone/map50:min"].bound == 0.8
 
 
+def test_a_star_in_a_name_is_a_letter_and_the_narrower_key_wins():
+    """Sorted as a wide key, the class `a*` was overwritten by what `*` says: 0.3 instead of 0.8 let it pass."""
+    for key in ("a*", "class/a*"):
+        both = {key: {"map50": 0.8}, "*": {"map50": 0.3}}
+        for thresholds in (both, dict(reversed(both.items()))):
+            found = parse_criteria({}, thresholds, ("a*", "b")).entries
+            assert {c.metric: c.bound for c in found} == {"class/a*/map50": 0.8, "class/b/map50": 0.3}
+    both = {"slice/sky=rain/class/*": {"map50": 0.9}, "slice/sky=*/class/*": {"map50": 0.5}}
+    for thresholds in (both, dict(reversed(both.items()))):
+        found = parse_criteria({}, thresholds, ("b",), slices={"sky": ["dry", "rain"]}).entries
+        assert {parse(c.metric).slice: c.bound for c in found} == {"sky=rain": 0.9, "sky=dry": 0.5}
+
+
+@pytest.mark.parametrize("huge", [10**400, -(10**400)])
+def test_a_number_too_large_for_a_float_is_a_problem_like_others(huge):
+    wrong = {"cone": {"map50": huge, "recall": {"min": 0.5, "min_instances": huge}, "f1": {"min": huge, "max": 0.5}}}
+    assert len(refused({"min_map50": huge}, wrong, min_instances=huge).problems) >= 4
+
+
 def test_two_bounds_for_one_thing_are_a_problem_and_not_a_guess():
     error = refused(thresholds={"cone": {"map50": 0.5}, "class/cone": {"map50": 0.8}, "*": {"map50": 0.1}})
     assert [p.found for p in error.problems] == [

@@ -74,6 +74,15 @@ def test_a_silent_model_misses_a_lower_bound_and_proves_nothing_about_an_upper_o
     assert decide(HIGH, silent, POINT).state == "insufficient"
 
 
+def test_a_silent_model_has_dropped_from_a_champion_that_found_something():
+    silent = Evidence(None, "no detection at this confidence", instances=40, silent=True, champion=0.9)
+    assert decide(Criterion("precision", "max_drop", 0.1), silent, POINT).state == "missed"
+    alone = Evidence(None, "no detection at this confidence", instances=40, silent=True, no_champion="not named")
+    assert decide(Criterion("precision", "max_drop", 0.1), alone, POINT).state == "insufficient"
+    lower = Evidence(None, "none", instances=40, silent=True, champion=0.9, lower_is_better=True)
+    assert decide(Criterion("abnormal_box_rate", "max_drop", 0.1), lower, POINT).state == "insufficient"
+
+
 def test_confident_wants_the_interval_on_one_side():
     wide, narrow_high, narrow_low = (0.7, 0.95), (0.82, 0.9), (0.7, 0.78)
     assert decide(LOW, Evidence(0.85, instances=4000, interval=wide), CONFIDENT).state == "insufficient"

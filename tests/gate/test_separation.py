@@ -61,6 +61,10 @@ def test_an_empty_group_is_no_group():
     assert compare(TEST, table([("x", "9" * 64, FAR, "")])).state == "proven"
 
 
+def test_fingerprints_of_no_image_prove_nothing():
+    assert compare(TEST, TEST.slice(0, 0)).state == "not proven"
+
+
 def test_a_model_without_fingerprints_is_judged_only_if_the_caller_says_so():
     found = compare(TEST, None)
     assert found.state == "not proven"

@@ -29,8 +29,6 @@ Kind = Literal["min", "max", "max_drop"]
 KINDS: tuple[Kind, ...] = ("min", "max", "max_drop")
 OF_A_SIZE = ("map50", "map75", "map50_95", "precision", "recall", "f1")
 """What can be asked of a size band: an image has none, and the other rates are not taken by size."""
-MOST_INSTANCES = 2**53
-"""Up to here every whole number is a float of JSON."""
 _ALWAYS_TRUE = {"min": 0.0, "max": 1.0, "max_drop": 1.0}
 
 
@@ -152,7 +150,7 @@ class _Reader:
 
     def whole(self, value: Any, where: str) -> int:
         number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else -1
-        if not (0 <= number <= MOST_INSTANCES and number == int(number)):
+        if not (0 <= number <= 2**53 and number == int(number)):  # as far as every whole number is a float
             self.problem(where, f"{value!r} is not a whole number from 0")
             return 0
         return int(number)
@@ -201,9 +199,8 @@ class _Reader:
                 self.spec(scopes, metric, spec, f"{where}[{metric!r}]")
 
     def width(self, key: Any) -> int:
-        """How many parts of a key stand for more than one thing. A class may have a star in its name."""
-        text = str(key)
-        return 0 if text in self.classes or text.removeprefix("class/") in self.classes else text.count("*")
+        """How many stars of a key stand for more than one thing; a class may have one in its name."""
+        return 0 if str(key).removeprefix("class/") in self.classes or key in self.classes else str(key).count("*")
 
     def close(self, text: str, known: Sequence[str]) -> str:
         """A hint for a problem that will be listed; of hundreds of wrong names, each takes a tenth of a second."""
