@@ -101,6 +101,36 @@ def nan_on_rank_1_and_storage_down_in_epoch_2(rank: int) -> Any:
     return undo
 
 
+def says_what_it_sees_and_ends_with(rank: int) -> Any:
+    """No fault: the images of each training batch, and a checksum of all parameters after the last one."""
+    from hashlib import sha256
+
+    from kfp_gate.training.trainer import RankTrainer
+
+    original, end = RankTrainer.preprocess_batch, RankTrainer.final_eval
+
+    def preprocess(self: Any, batch: Any) -> Any:
+        for file in batch["im_file"]:
+            print(f"SEEN {self.epoch} {Path(file).name}", flush=True)
+        return original(self, batch)
+
+    def final_eval(self: Any) -> None:
+        digest = sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            # Running statistics of batch norm are each rank's own until validation takes rank 0's.
+            if not name.endswith(("running_mean", "running_var", "num_batches_tracked")):
+                digest.update(tensor.detach().cpu().numpy().tobytes())
+        print(f"PARAMETERS {digest.hexdigest()}", flush=True)
+        end(self)
+
+    RankTrainer.preprocess_batch, RankTrainer.final_eval = preprocess, final_eval
+
+    def undo() -> None:
+        RankTrainer.preprocess_batch, RankTrainer.final_eval = original, end
+
+    return undo
+
+
 def rank_0_fails_in_the_validation_of_epoch_2(rank: int) -> Any:
     from kfp_gate.training.validation import Validation
 
@@ -185,7 +215,8 @@ def disk_full_in_epoch_2(rank: int) -> Any:
 FAULTS = {
     f.__name__: f
     for f in (
-        none, dies_in_epoch_3, nan_on_rank_1_and_storage_down_in_epoch_2, rank_0_fails_in_the_validation_of_epoch_2,
+        none, dies_in_epoch_3, says_what_it_sees_and_ends_with,
+        nan_on_rank_1_and_storage_down_in_epoch_2, rank_0_fails_in_the_validation_of_epoch_2,
         rank_1_raises_in_epoch_2,
         rank_1_is_killed_in_epoch_2, slow_epochs, disk_full_in_epoch_2,
     )

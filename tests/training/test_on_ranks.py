@@ -5,6 +5,7 @@ Few starts, many assertions: a start of torch costs more than a training here.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -205,7 +206,7 @@ def two(one: tuple[Place, Rank]) -> tuple[Place, list[Rank]]:
         {**place.spec("nan", epochs=4, monitors=("map50_95", f"class/{CLASSES[2]}/recall")),
          "fault": "nan_on_rank_1_and_storage_down_in_epoch_2"},
         place.spec("stops", epochs=9, patience=2, sanity_batches=1),
-        place.spec("whole"),
+        {**place.spec("whole"), "fault": "says_what_it_sees_and_ends_with"},
         {**place.spec("cut"), "fault": "dies_in_epoch_3"},
     ]  # fmt: skip
     ranks = start(place.home, place.scene.root, plan, ranks=2).wait()
@@ -225,6 +226,20 @@ def test_only_rank_0_writes_the_model_and_no_rank_writes_beside_the_data(two: tu
     assert sorted(p.name for p in place.scene.root.iterdir()) == ["images", "train.parquet", "val.parquet"]
     fingerprints = read_fingerprints(ranks[0].folder / "0" / "model")
     assert fingerprints is not None and fingerprints.num_rows == 26
+
+
+def test_two_ranks_see_disjoint_images_and_end_with_equal_parameters(two: tuple[Place, list[Rank]]) -> None:
+    place, ranks = two
+    sums = [re.findall(r"PARAMETERS (\w+)", rank.output) for rank in ranks]
+    assert len(sums[0]) == 1 and sums[0] == sums[1]
+    seen = [re.findall(r"SEEN (\d+) (.+)", rank.output) for rank in ranks]
+    names = {row.image for row in read_manifest(place.scene.train).rows()}
+    for epoch in sorted({epoch for epoch, _ in seen[0]}):
+        first, second = ([name for e, name in rank if e == epoch] for rank in seen)
+        # 16 images on 2 ranks need no padding: each image once, on one rank.
+        assert len(first) == len(second) == len(names) // 2
+        assert not set(first) & set(second)
+        assert len({*first, *second}) == len(names)
 
 
 def test_nan_on_one_rank_goes_back_one_epoch_on_all(two: tuple[Place, list[Rank]]) -> None:
