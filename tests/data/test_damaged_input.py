@@ -269,6 +269,50 @@ def test_what_only_pillow_can_read_is_refused_by_the_split(data, reason):
     assert _decoded(data) is None and reason in look_at(data).error
 
 
+def test_a_table_that_puts_an_image_into_two_groups_divides_neither(tmp_path):
+    """The last row won, and the other group of the image could go to another split."""
+    root = write_yolo(tmp_path / "set", clips(4, 1))
+    names = sorted(path.name for path in (root / "images").iterdir())
+    rows = [f"{name},{i}" for i, name in enumerate(names)]
+    (root / "groups.csv").write_text("\n".join(["image,site", *rows, rows[0], f"{names[0]},1"]))
+    with pytest.raises(InvalidInput, match="1 rows that give an image another group") as caught:
+        split_dataset(str(root), group_rule="csv:groups.csv:site")
+    assert [p.where for p in caught.value.problems] == ["line 7"]
+    (root / "groups.csv").write_text("image,site\nx," + "y" * 200_000)
+    with pytest.raises(InvalidInput, match="no table"):
+        split_dataset(str(root), group_rule="csv:groups.csv:site")
+    with pytest.raises(InvalidInput, match="near-duplicates"):
+        split_dataset(str(root), group_rule="near-duplicates:²")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("<annotation><size><width>1e999</width><height>48</height></size></annotation>", "incomplete annotation"),
+        ("<annotation><size><width>1e300</width><height>48</height></size></annotation>", "incomplete annotation"),
+        ('<?xml version="1.0" encoding="bogus"?><annotation/>', "unreadable label file"),
+        ('<?xml version="1.0" encoding="shift-jis"?><annotation/>', "unreadable label file"),
+        (
+            '<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/passwd">]><annotation><object><name>&e;</name><bndbox>'
+            "<xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object>"
+            "<size><width>64</width><height>48</height></size></annotation>",
+            "incomplete annotation",
+        ),
+    ],
+)
+def test_xml_that_is_out_of_bounds_is_a_finding(tmp_path, text, kind):
+    for folder in ("JPEGImages", "Annotations"):
+        (tmp_path / "set" / folder).mkdir(parents=True)
+    for i in range(6):
+        picture(i).save(tmp_path / f"set/JPEGImages/{i}.png")
+        size = "<size><width>64</width><height>48</height></size>"
+        (tmp_path / f"set/Annotations/{i}.xml").write_text(f"<annotation>{size}</annotation>")
+    (tmp_path / "set/Annotations/3.xml").write_text(text)
+    images, result = placed(tmp_path / "set", rejects="drop")
+    assert "JPEGImages/3.png" not in images and len(images) == 5
+    assert [(d.kind, d.image) for d in result.rejects if d.kind == kind] == [(kind, "JPEGImages/3.png")]
+
+
 @pytest.fixture
 def manifest(tmp_path):
     split_to_folder(str(write_yolo(tmp_path / "set", clips(8, 1))), tmp_path / "out", group_rule="none")

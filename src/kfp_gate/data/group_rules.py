@@ -84,7 +84,7 @@ def _parse_one(part: str) -> Rule:
         raise _bad(f"group rule {part!r}", "a number of seconds above 0, for instance 'exif:60'")
     if kind == "near-duplicates":
         argument = argument or str(NEAR_DISTANCE)
-        if not argument.isdigit() or int(argument) > MAX_DISTANCE:
+        if not (argument.isascii() and argument.isdigit()) or int(argument) > MAX_DISTANCE:
             raise _bad(f"group rule {part!r}", f"a distance from 0 to {MAX_DISTANCE} bits")
     return Rule(kind, argument)
 

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -180,7 +181,13 @@ def _csv_keys(rule: Rule, images: Sequence[str], store: Store) -> list[str]:
             expected=f"{column!r} and one of {', '.join(map(repr, _IMAGE_COLUMNS))}", where=where,
             next_step="correct the table's header or the rule",
         )  # fmt: skip
-    rows = {str(row[key] or "").strip(): str(row[column] or "").strip() for row in reader}
+    rows, torn = _csv_rows(reader, key, column, where)
+    if torn:
+        raise InvalidInput(
+            f"{len(torn)} rows that give an image another group than a row before", where=where, problems=torn,
+            expected="one group for each image, else one of two groups would be divided",
+            next_step="give both groups one name, or correct the rows",
+        )  # fmt: skip
     bases: dict[str, int] = {}
     for image in images:
         base = image.rpartition("/")[2]
@@ -199,6 +206,23 @@ def _csv_keys(rule: Rule, images: Sequence[str], store: Store) -> list[str]:
             where=where, next_step="complete the table", problems=missing,
         )  # fmt: skip
     return keys
+
+
+def _csv_rows(reader: Any, key: str, column: str, where: str) -> tuple[dict[str, str], list[Problem]]:
+    """Group by image, and the rows that contradict an earlier one."""
+    rows: dict[str, str] = {}
+    torn: list[Problem] = []
+    try:
+        for row in reader:
+            name, value = str(row[key] or "").strip(), str(row[column] or "").strip()
+            if (before := rows.setdefault(name, value)) != value:
+                torn.append(Problem(f"line {reader.line_num}", f"{name!r} is in {value!r} and in {before!r}"))
+    except csv.Error as error:
+        raise InvalidInput(
+            f"no table: {error}", expected="comma-separated values", where=f"{where}:{reader.line_num}",
+            next_step="correct the file",
+        ) from None  # fmt: skip
+    return rows, torn
 
 
 def _time_keys(facts: ImageFacts, gap: float) -> list[str]:

@@ -123,7 +123,7 @@ def _take(
         defects.append(Defect("unreadable label file", file, parsed[0], parsed[1], image))
         return
     sides = [_number(parsed.values.get(f"size/{side}", "")) for side in ("width", "height")]
-    known = all(side >= 1 for side in sides)
+    known = all(1 <= side < 2**31 for side in sides)
     row = collector.image(image, file, int(sides[0]) if known else 0, int(sides[1]) if known else 0, split)
     if not known:
         defects.append(Defect("incomplete annotation", file, 0, "no width and height in `size`", image))
@@ -216,4 +216,6 @@ def _parse(data: bytes) -> _Xml | tuple[int, str]:
         parser.Parse(data, True)
     except expat.ExpatError as error:
         return error.lineno, f"not XML: {expat.ErrorString(error.code)}"
+    except (LookupError, ValueError) as error:  # an encoding that Python does not know, or expat cannot use
+        return 1, f"not XML that can be read: {error}"
     return result
