@@ -42,6 +42,7 @@ _PACKAGES = (
     "torchvision",
     "ultralytics",
     "onnxruntime",
+    "pillow",
     "opencv-python-headless",
     "opencv-python",
 )

@@ -41,6 +41,7 @@ class ModelCard:
         chosen_by: the monitor whose best epoch these weights are; "" if nothing chose them.
         manifests: split name to manifest digest of the data used ("train", "val").
         versions: package name to version; `image` names the image they ran in, where known.
+        image_lock: digest of that image's lock (`sha256:...`), "" outside an image.
         run_id: MLflow run, "" without tracking.
         other_weights: monitor name to where the best weights of that monitor are kept.
     """
@@ -57,6 +58,7 @@ class ModelCard:
     image: str = ""
     run_id: str = ""
     other_weights: Mapping[str, str] = field(default_factory=dict)
+    image_lock: str = ""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -156,7 +158,7 @@ def adopt_weights(weights: Path, folder: Path, *, classes: tuple[str, ...], imag
 
 def _check_types(card: ModelCard) -> None:
     """TypeError for a value of another type than the card's: it would fail far from here, and say something else."""
-    texts = (card.sha256, card.weights, card.chosen_by, card.image, card.run_id)
+    texts = (card.sha256, card.weights, card.chosen_by, card.image, card.run_id, card.image_lock)
     lists = (card.classes, card.monitors)
     mappings = (card.settings, card.manifests, card.versions, card.other_weights)
     fits = (

@@ -13,6 +13,7 @@ from kfp_gate.gate.criteria import Criteria, Criterion
 from kfp_gate.gate.deciding import Rule, corrected_level, decide
 from kfp_gate.gate.intervals import Intervals, drop_intervals, value_intervals
 from kfp_gate.gate.measuring import Measured, evidence_of, measure
+from kfp_gate.gate.origin import Origin, difference
 from kfp_gate.gate.settings import GateSettings
 from kfp_gate.gate.slices import Slices, slices_of
 from kfp_gate.gate.spoiling import SPOILT, spoil, without
@@ -59,6 +60,7 @@ def judge_evaluation(
     run_id: str = "",
     split: str = "test",
     today: date | None = None,
+    origin: Origin | None = None,
 ) -> Judged:
     """Judge an evaluation.
 
@@ -70,12 +72,13 @@ def judge_evaluation(
         run_id: of the candidate's training, for the verdict.
         split: name of the test split, for the verdict.
         today: the day that waivers are checked against.
+        origin: with what the candidate was made and evaluated; None: unknown.
 
     Raises:
         InvalidInput: problems in the criteria or waivers.
         Broken: the champion was evaluated on other images.
     """
-    rival = rival or Rival()
+    rival, origin = rival or Rival(), origin or Origin()
     slices = slices_of(evaluation.slices)
     criteria, waivers = settings.check(evaluation.classes, slices.values)
     candidate = measure(
@@ -97,7 +100,8 @@ def judge_evaluation(
         passed=passes(waived.entries, settings.on_insufficient),
         entries=waived.entries,
         ungated=criteria.ungated,
-        model={"sha256": evaluation.model_sha256, "classes": list(evaluation.classes), "run_id": run_id},
+        model={"sha256": evaluation.model_sha256, "classes": list(evaluation.classes), "run_id": run_id}
+        | ({"image_lock": origin.model_lock} if origin.model_lock else {}),
         data={
             "digest": evaluation.manifest_digest, "split": split, "images": len(records),
             "objects": int((~records.crowd).sum()),
@@ -107,9 +111,10 @@ def judge_evaluation(
         decide=settings.decide,
         on_insufficient=settings.on_insufficient,
         refused_waivers=waived.refused,
-        notes=tuple(_notes(evaluation, candidate, rival, waived.unused)),
+        notes=tuple(_notes(evaluation, candidate, rival, waived.unused, origin)),
         settings=settings.to_json(),
-        versions={**evaluation.versions, "kfp-gate": __version__},
+        versions={**evaluation.versions, "kfp-gate": __version__}
+        | ({"image lock": origin.gate_lock} if origin.gate_lock else {}),
     )  # fmt: skip
     tested = SelfTest(tuple(_vacuous(case)), tuple(_blind(case, verdict)))
     return Judged(replace(verdict, self_test=tested), candidate, common, theirs)
@@ -207,7 +212,9 @@ def _with_common(facts: Champion, evaluation: Evaluation, champion: Evaluation |
     return replace(facts, common_classes=tuple(c for c in evaluation.classes if c not in left))
 
 
-def _notes(evaluation: Evaluation, candidate: Measured, rival: Rival, unused: Sequence[str]) -> list[str]:
+def _notes(
+    evaluation: Evaluation, candidate: Measured, rival: Rival, unused: Sequence[str], origin: Origin
+) -> list[str]:
     notes = []
     absent = [c for c in evaluation.classes if not _objects(candidate, c)]
     if absent:
@@ -221,6 +228,8 @@ def _notes(evaluation: Evaluation, candidate: Measured, rival: Rival, unused: Se
             f"The champion has other classes (lacks: {lacks}; adds: {adds}). Compared on the common ones; overall "
             "values in a comparison are taken over these."
         )
+    if other := difference(origin, evaluation.versions):
+        notes.append(other)
     return [*notes, *(f"A {text}." for text in unused)]
 
 

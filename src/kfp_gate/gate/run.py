@@ -21,6 +21,7 @@ from kfp_gate.evaluation.evaluate import Evaluation, evaluate
 from kfp_gate.evaluation.model_folder import ModelCard, adopt_weights, read_card, read_fingerprints
 from kfp_gate.gate import report
 from kfp_gate.gate.judging import Judged, Rival, judge_evaluation
+from kfp_gate.gate.origin import Origin, origin_from, origin_of
 from kfp_gate.gate.separation import compare, require
 from kfp_gate.gate.settings import GateSettings
 from kfp_gate.gate.slices import sliceable, slices_of
@@ -93,9 +94,9 @@ def validate(
         images = materialize({"test": test}, work / "images", source_uri=source_uri).images["test"]
         evaluation = _evaluate(folder, card, test, images, predict, settings, batch, other_classes=False)
         rival = _rival(settings, test, images, predict, batch, fetch, work)
-        context = {"run_id": card.run_id, "split": test.split, "separation": separation}
+        context = {"run_id": card.run_id, "split": test.split, "separation": separation, "origin": origin_of(card)}
         _save(out.evaluation, evaluation, rival, context)
-        judged = _judge(evaluation, settings, rival, separation, card.run_id, test.split, today)
+        judged = _judge(evaluation, settings, rival, context, today)
         _write(judged, evaluation, rival, out.verdict, out.report, images)
     return judged
 
@@ -126,18 +127,15 @@ def judge(
     settings = replace(settings, champion=rival.facts.uri)
     separation = context["separation"]
     require(separation, allow_unproven=settings.allow_unproven_separation, where=str(evaluation_folder))
-    judged = _judge(evaluation, settings, rival, separation, context["run_id"], context["split"], today)
+    judged = _judge(evaluation, settings, rival, context, today)
     _write(judged, evaluation, rival, verdict, report_file, None)
     return judged
 
 
 def _judge(
-    evaluation: Evaluation, settings: GateSettings, rival: Rival, separation: Separation, run_id: str, split: str,
-    today: date | None,
-) -> Judged:  # fmt: skip
-    judged = judge_evaluation(
-        evaluation, settings, separation=separation, rival=rival, run_id=run_id, split=split, today=today
-    )
+    evaluation: Evaluation, settings: GateSettings, rival: Rival, context: dict[str, Any], today: date | None
+) -> Judged:
+    judged = judge_evaluation(evaluation, settings, rival=rival, today=today, **context)
     log.info("%s", judged.verdict.headline)
     for text in judged.verdict.refused_waivers:
         log.warning("refused %s", text)
@@ -214,7 +212,10 @@ def _save(folder: Path, evaluation: Evaluation, rival: Rival, context: dict[str,
     evaluation.save(folder)
     if rival.evaluation is not None:
         rival.evaluation.save(folder / CHAMPION)
-    facts = {**context, "separation": asdict(context["separation"]), "champion": asdict(rival.facts)}
+    facts = {
+        **context, "separation": asdict(context["separation"]), "origin": asdict(context["origin"]),
+        "champion": asdict(rival.facts),
+    }  # fmt: skip
     (folder / CONTEXT).write_text(json.dumps(facts, ensure_ascii=False, indent=1, allow_nan=False), encoding="utf-8")
 
 
@@ -222,13 +223,13 @@ def _load(folder: Path) -> tuple[dict[str, Any], Rival]:
     """What the gate knew besides the records. An evaluation from elsewhere has none of it: nothing is proven."""
     path = folder / CONTEXT
     if not path.is_file():
-        return {"run_id": "", "split": "test", "separation": Separation("not proven")}, Rival()
+        return {"run_id": "", "split": "test", "separation": Separation("not proven"), "origin": Origin()}, Rival()
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         champion = champion_from(facts["champion"])
         context = {
             "run_id": str(facts["run_id"]), "split": str(facts["split"]),
-            "separation": separation_from(facts["separation"]),
+            "separation": separation_from(facts["separation"]), "origin": origin_from(facts.get("origin")),
         }  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(

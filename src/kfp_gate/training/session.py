@@ -234,6 +234,7 @@ class Session:
             sha256="", classes=record.classes, image_size=spec.image_size, settings=spec.settings(),
             monitors=spec.monitors, chosen_by=primary, manifests=record.manifests, versions=versions(),
             image=os.environ.get("KFP_GATE_IMAGE", ""), run_id=self.tracker.run_id, other_weights=others,
+            image_lock=os.environ.get("KFP_GATE_IMAGE_LOCK", ""),
         )  # fmt: skip
         card = write_model_folder(self.out / "model", chosen, card, (m.table for m in manifests.values()))
         log.info("model %s: best %s of epoch %s", card.sha256[:12], primary, record.weights[primary]["epoch"])
