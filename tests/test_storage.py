@@ -38,6 +38,12 @@ def test_local_listing_survives_loops_and_dangling_links(tmp_path):
     assert len(keys) < 10
 
 
+def test_a_pipe_among_the_files_is_not_listed(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    os.mkfifo(tmp_path / "b.jpg")
+    assert [e.key for e in open_store(str(tmp_path)).list()] == ["a.jpg"]
+
+
 def test_a_failed_local_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypatch):
     store = open_store(str(tmp_path))
     store.write("x", b"old")

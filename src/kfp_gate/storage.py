@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
@@ -111,15 +112,24 @@ def local_folder(uri: str, scratch: Path) -> Path:
     keys = [entry.key for entry in store.list()]
     if not keys:
         raise _missing(uri)
-    for key in keys:
-        # Any text is a key: `a//etc/x` and `a/../../x` would leave the folder.
-        if key.startswith("/") or ".." in key.split("/"):
-            raise InvalidInput(
-                f"object {key!r}", expected="keys that are paths inside a folder", where=uri,
-                next_step="remove or rename the object",
-            )  # fmt: skip
-        store.download(key, scratch / key)
+    targets = [path_within(scratch, key, uri) for key in keys]
+    for key, target in zip(keys, targets, strict=True):
+        store.download(key, target)
     return scratch
+
+
+def path_within(folder: Path, key: str, where: str) -> Path:
+    """The path of an object in a folder that it is to be copied to.
+
+    Raises:
+        InvalidInput: the key would leave the folder. Any text is a key: `prefix//etc/x` lists as `/etc/x`.
+    """
+    if key.startswith("/") or ".." in key.split("/"):
+        raise InvalidInput(
+            f"object {key!r}", expected="keys that are paths inside a folder", where=where,
+            next_step="remove or rename the object",
+        )  # fmt: skip
+    return folder / key
 
 
 class LocalStore:
@@ -219,6 +229,8 @@ def _walk(root: str, base: str, prefix: str, above: tuple[tuple[int, int], ...])
             try:
                 stat = item.stat()
             except OSError:  # a dangling link, or a file removed meanwhile
+                continue
+            if not S_ISREG(stat.st_mode):  # a pipe among images would be read for ever
                 continue
             yield Entry(key, stat.st_size, f"{stat.st_size}-{stat.st_mtime_ns}")
 

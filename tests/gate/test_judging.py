@@ -185,7 +185,10 @@ def test_a_verdict_survives_its_file_and_refuses_a_newer_one(tmp_path):
         read_verdict(tmp_path / "new.json")
     (tmp_path / "more.json").write_text(json.dumps({**values, "new_key": 1}))
     assert read_verdict(tmp_path / "more.json") == found
-    for broken in ("", "[]", '{"schema_version": 1}', json.dumps({**values, "passed": "yes"})):
+    huge = [{**values["entries"][0], "bound": 10**400}]
+    changes = ({"passed": "yes"}, {"schema_version": float("inf")}, {"entries": huge})
+    texts = [json.dumps({**values, **change}) for change in changes]
+    for broken in ("", "[]", '{"schema_version": 1}', "[" * 100_000, *texts):
         (tmp_path / "bad.json").write_text(broken)
         with pytest.raises(InvalidInput):
             read_verdict(tmp_path / "bad.json")

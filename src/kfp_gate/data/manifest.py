@@ -189,7 +189,9 @@ def read_manifest(path: Path | str) -> Manifest:
             facts["seed"], facts["rule"], facts["tool_version"], facts["revision"],
         )  # fmt: skip
         digest, stated = manifest.digest, str(facts["digest"])
-    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except (
+        pa.ArrowException, OSError, KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError,
+    ) as error:  # fmt: skip
         raise InvalidInput(
             f"no dataset manifest: {type(error).__name__}", expected="a Parquet file written by `kfp-gate split`",
             where=where, next_step="pass the train, val or test output of split_dataset",

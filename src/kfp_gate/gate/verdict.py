@@ -192,7 +192,8 @@ def read_verdict(path: Path) -> Verdict:
         if version <= SCHEMA_VERSION:
             return _verdict(values)
         found = f"schema version {version}"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    # OverflowError: infinity where a version belongs, or an integer too large; RecursionError: nested without end.
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         found = f"not a verdict ({type(error).__name__})"
     raise InvalidInput(
         found, expected=f"a verdict.json of schema version {SCHEMA_VERSION} or older", where=str(path),

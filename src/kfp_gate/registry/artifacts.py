@@ -12,7 +12,7 @@ from typing import Any
 
 from kfp_gate.errors import Broken
 from kfp_gate.registry.tracking import Tracking
-from kfp_gate.storage import open_store
+from kfp_gate.storage import open_store, path_within
 
 
 def put_folder(tracking: Tracking, model: Any, folder: Path) -> None:
@@ -50,7 +50,7 @@ def get_folder(tracking: Tracking, location: str, folder: Path) -> Path:
         if location.startswith("s3://"):
             store = open_store(location)
             for entry in store.list():
-                store.download(entry.key, target / entry.key)
+                store.download(entry.key, path_within(target, entry.key, location))
         else:
             _download(tracking, location, target)
         if not any(p.is_file() for p in target.rglob("*")):
