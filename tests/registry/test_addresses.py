@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfp_gate.errors import InvalidInput
-from kfp_gate.registry.addresses import resolve
 from kfp_gate.registry.answers import explain, is_passing
 from kfp_gate.registry.tracking import connect, quoted
+from kfp_gate.tracking_address import resolve
 
 HOSTS = {
     "KFP_GATE_TRACKING_HOSTS": "mlflow.kubeflow.svc, *.corp.example, mlflow.one:5000, [2001:db8::1]:80, 2001:db8::2"

@@ -12,13 +12,13 @@ import pytest
 
 from kfp_gate.errors import KfpGateError
 from kfp_gate.evaluation.model_folder import read_card
-from kfp_gate.registry.addresses import resolve
 from kfp_gate.registry.alias import rollback
 from kfp_gate.registry.answers import explain
 from kfp_gate.registry.fetch import fetch_model
 from kfp_gate.registry.outcome import RunOutcome, note
 from kfp_gate.registry.register import register_model
 from kfp_gate.registry.tracking import connect
+from kfp_gate.tracking_address import resolve
 
 RENEW = bool(os.environ.get("KFP_GATE_RENEW"))
 SNAPSHOT = Path(__file__).parent / "snapshots" / "messages.txt"

@@ -22,6 +22,7 @@ from kfp_gate.training.spec import TrainingSpec
 from .scene import SCALED, Scene, make_scene
 
 CLASSES = ("square", "원뿔 (소형)", "50% @night", "ghost")
+LOCK = f"sha256:{'c' * 64}"
 MONITORS = ("map50_95", "class/원뿔 (소형)/map50", "false_alarm_rate")
 
 
@@ -68,16 +69,18 @@ def trained(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Trained:
         spec = TrainingSpec(
             train_manifest=str(scene.train), val_manifest=str(scene.val), base_model=SCALED, epochs=2, image_size=64,
             batch=4, monitors=MONITORS, sanity_batches=1, checkpoint_uri=str(out / "storage"),
-            tracking_uri=f"http://user:hunter22@127.0.0.1:{dead.getsockname()[1]}",
+            tracking_uri=f"http://127.0.0.1:{dead.getsockname()[1]}",
             overrides={"optimizer": "AdamW", "lr0": 0.004},
         )  # fmt: skip
-        done = worker(spec, out)
+        secrets = {"MLFLOW_TRACKING_USERNAME": "user", "MLFLOW_TRACKING_PASSWORD": "hunter22"}
+        done = worker(spec, out, {**secrets, "KFP_GATE_IMAGE_LOCK": LOCK})
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return Trained(scene, out, done.stdout, spec)
 
 
 def test_the_model_artifact_says_how_it_was_made(trained: Trained) -> None:
     card = read_card(trained.out / "model")
+    assert card.image_lock == LOCK
     assert card.classes == CLASSES and card.image_size == 64
     assert card.monitors == MONITORS and card.chosen_by == "map50_95"
     assert card.settings["overrides"] == {"optimizer": "AdamW", "lr0": 0.004}

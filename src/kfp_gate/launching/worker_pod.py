@@ -18,6 +18,7 @@ SECRET_KEYS = (
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
     "MLFLOW_TRACKING_TOKEN",
+    "KFP_GATE_TRACKING_HOSTS",
 )
 """What ranks read from a Secret: by reference, so that no value is ever in a manifest."""
 

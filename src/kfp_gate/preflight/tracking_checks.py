@@ -8,13 +8,13 @@ from tempfile import TemporaryDirectory
 from kfp_gate.errors import InvalidInput, KfpGateError
 from kfp_gate.preflight.checks import Check, error, from_error, guarded, ok, warning
 from kfp_gate.preflight.request import PreflightRequest
-from kfp_gate.registry.addresses import URI_VARIABLE, resolve
 from kfp_gate.registry.artifacts import get_run_file, put_run_file
 from kfp_gate.registry.fetch import find_version
 from kfp_gate.registry.names import alias_problems, name_problems
 from kfp_gate.registry.pipeline_run import parent_run
 from kfp_gate.registry.tracking import Tracking, connect
 from kfp_gate.registry.versions import aliases, get_version
+from kfp_gate.tracking_address import URI_VARIABLE, resolve
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from typing import Any
 from kfp_gate.errors import KfpGateError
 from kfp_gate.gate.verdict import read_verdict
 from kfp_gate.metric_names import MLFLOW_NAME_LIMIT, to_mlflow
-from kfp_gate.registry.addresses import URI_VARIABLE
 from kfp_gate.registry.artifacts import put_run_file
 from kfp_gate.registry.pipeline_run import GATE, child_run
 from kfp_gate.registry.tracking import PATIENCE, Tracking, connect
+from kfp_gate.tracking_address import URI_VARIABLE
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from kfp_gate.errors import Broken, InvalidInput, KfpGateError
 from kfp_gate.evaluation.model_folder import ModelCard, read_card
 from kfp_gate.gate.verdict import Verdict, read_verdict
 from kfp_gate.metric_names import parse, to_mlflow
-from kfp_gate.registry.addresses import URI_VARIABLE
 from kfp_gate.registry.alias import move_alias
 from kfp_gate.registry.artifacts import digests, get_folder, put_folder
 from kfp_gate.registry.names import check_names
@@ -35,6 +34,7 @@ from kfp_gate.registry.versions import (
     first_verified,
     settle,
 )
+from kfp_gate.tracking_address import URI_VARIABLE
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from tenacity import RetryError, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from kfp_gate.errors import InvalidInput, hide_secrets
-from kfp_gate.registry.addresses import Address, resolve
 from kfp_gate.registry.answers import code_of, explain, is_passing
+from kfp_gate.tracking_address import Address, resolve
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def open_client(tracking_uri: str = "") -> tuple[Address, Any]:
     """The address behind a `tracking_uri` parameter and an MLflow client for it; nothing is asked of the server.
 
     Raises:
-        InvalidInput: see `addresses.resolve`.
+        InvalidInput: see `tracking_address.resolve`.
     """
     address = resolve(tracking_uri)
     return address, _client(address)

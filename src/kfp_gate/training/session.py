@@ -38,7 +38,7 @@ from kfp_gate.training.ranks import Ranks
 from kfp_gate.training.record import Record, versions
 from kfp_gate.training.redaction import redact
 from kfp_gate.training.spec import TrainingSpec
-from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker
+from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker, address_of
 from kfp_gate.training.validation import Validation
 from kfp_gate.training.watch import BEAT_S, GRACE_S, Watch, end_process
 
@@ -100,6 +100,8 @@ class Session:
     def _train(self) -> None:
         spec = self.spec
         upstream.settle()
+        # On every rank, before anything costs time: a refusal of rank 0 alone would come after the data.
+        address_of(spec.tracking_uri)
         device = choose_device(self.ranks, spec.device)
         self.group = group = Group(self.ranks, device, timeout_s=spec.collective_timeout_s)
         self.watch = Watch(group, timeout_s=spec.peer_timeout_s, on_failure=self._fail_from_thread)
@@ -119,9 +121,11 @@ class Session:
         data = materialize(manifests, self.private / "data", source_uri=spec.source_uri or None)
         self.timeline.phase = ""
         self.watch.meet("data")
+        self.reference = BoxReference.of(manifests["train"].rows(), len(classes))
         validation = Validation(
             manifests["val"], data.images["val"], group=group, settings=self._predict_settings(device),
             confidence=spec.confidence, bands=any(parse(m).size is not None for m in spec.monitors),
+            reference=self.reference,
         )  # fmt: skip
         validation.check_monitors(spec.monitors)
         record = Record(
@@ -234,7 +238,7 @@ class Session:
             sha256="", classes=record.classes, image_size=spec.image_size, settings=spec.settings(),
             monitors=spec.monitors, chosen_by=primary, manifests=record.manifests, versions=versions(),
             image=os.environ.get("KFP_GATE_IMAGE", ""), run_id=self.tracker.run_id, other_weights=others,
-            image_lock=os.environ.get("KFP_GATE_IMAGE_LOCK", ""),
+            image_lock=os.environ.get("KFP_GATE_IMAGE_LOCK", ""), boxes=self.reference.to_json(),
         )  # fmt: skip
         card = write_model_folder(self.out / "model", chosen, card, (m.table for m in manifests.values()))
         log.info("model %s: best %s of epoch %s", card.sha256[:12], primary, record.weights[primary]["epoch"])
@@ -297,13 +301,14 @@ class Session:
     def _send_evidence(self) -> None:
         """The failure file of a rank without a tracker of its own, into the run that rank 0 opened."""
         run_id = self.watch.shared(RUN_ID) if self.watch is not None else ""
-        uri = self.spec.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-        if not run_id or not uri:
+        if not run_id:
             return
         try:
             from mlflow import MlflowClient
 
-            MlflowClient(uri).log_artifact(run_id, str(self._failure_file), "evidence")
+            address = address_of(self.spec.tracking_uri)
+            if address is not None:
+                MlflowClient(address.uri).log_artifact(run_id, str(self._failure_file), "evidence")
         except Exception as problem:
             log.warning("the evidence did not reach MLflow: %s", type(problem).__name__)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_gate import metric_names
+from kfp_gate.tracking_address import Address, resolve
 from kfp_gate.training.redaction import redact
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,18 @@ class Delivery:
         return "; ".join(parts)
 
 
+def address_of(uri: str) -> Address | None:
+    """The server that a training may send values and credentials to; None without tracking.
+
+    Args:
+        uri: as the training was given it; empty: the environment's.
+
+    Raises:
+        InvalidInput: see `kfp_gate.tracking_address.resolve`.
+    """
+    return resolve(uri) if uri.strip() or os.environ.get("MLFLOW_TRACKING_URI", "").strip() else None
+
+
 class Tracker:
     """The MLflow run of a training. Without a tracking URI it keeps nothing and says nothing."""
 
@@ -73,9 +86,14 @@ class Tracker:
             params: logged once.
             tags: set once.
             on_open: called once with the run's id, from the delivering thread.
+
+        Raises:
+            InvalidInput: a server to which nothing may be sent.
         """
         self._on_open = on_open
-        self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        address = address_of(uri)
+        self.uri = address.uri if address is not None else ""
+        self._injected = address.injected_run if address is not None else ""
         self.experiment, self.run_id, self.name, self.spool = experiment, run_id, name, spool
         self.delivery = Delivery()
         self._params, self._tags = dict(params or {}), {k: str(v) for k, v in (tags or {}).items()}
@@ -230,8 +248,8 @@ class Tracker:
 
     def _parent(self, experiment: str) -> dict[str, str]:
         """The run of the whole pipeline: the one KFP opened, or the one an earlier step left under the same tag."""
-        if injected := os.environ.get("MLFLOW_RUN_ID"):
-            return {PARENT_TAG: injected}
+        if self._injected:
+            return {PARENT_TAG: self._injected}
         pipeline = self._tags.get(PIPELINE_RUN_TAG, "")
         if not pipeline or "'" in pipeline:
             return {}
@@ -305,6 +323,9 @@ def deliver_spool(spool: Path, *, uri: str, experiment: str, run_id: str = "", t
 
     Returns:
         What was delivered, refused, and is still waiting.
+
+    Raises:
+        InvalidInput: a server to which nothing may be sent.
     """
     import tempfile
 
