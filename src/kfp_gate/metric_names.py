@@ -38,7 +38,8 @@ METRICS = {
     "recall": "share of objects that are found, at the stated confidence and IoU 0.50",
     "f1": "harmonic mean of precision and recall",
     "mean_confidence": "mean score of the detections at or above the stated confidence",
-    "abnormal_box_rate": "share of those detections that are degenerate, out of the image, or duplicates",
+    "abnormal_box_rate": "share of those detections that are degenerate, out of the image, duplicates, or absurd in "
+    "size or shape against the training set (where the model tells of it)",
     "undetected_image_rate": "share of the images with objects on which nothing was found",
     "false_alarm_rate": "share of the images without objects on which something was found",
     "calibration_error": "expected calibration error of the scores (10 bins)",

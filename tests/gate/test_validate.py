@@ -65,6 +65,24 @@ def test_a_weak_model_is_refused_with_all_artifacts(place, tmp_path):
     assert [e.state for e in judged.verdict.entries] == ["missed"]
 
 
+def test_boxes_are_held_against_the_shapes_of_the_training_set(place, tmp_path):
+    """A model that was trained on boxes of a hundredth of the size reports boxes that are absurd for it."""
+    card = read_card(place.model)
+    tiny = {
+        "area": [[1e-6, 1e-5]] * len(CLASSES),
+        "aspect": [[0.1, 10.0]] * len(CLASSES),
+        "counts": [50] * len(CLASSES),
+    }
+    folder = shutil.copytree(place.model, tmp_path / "model")
+    write_model_folder(folder, folder / card.weights, replace(card, boxes=tiny))
+    asked = {"max_abnormal_box_rate": 0.5}
+    assert run(place, place.model, tmp_path / "unknown", **asked).verdict.passed is True
+    judged = run(place, folder, tmp_path / "tiny", **asked)
+    assert [e.metric for e in judged.verdict.of("missed")] == ["abnormal_box_rate"]
+    # The same verdict from the stored evaluation.
+    assert judge(tmp_path / "tiny" / "evaluation", settings(**asked)).verdict == judged.verdict
+
+
 # Broken, each with one message.
 
 

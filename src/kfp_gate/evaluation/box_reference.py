@@ -4,7 +4,7 @@ A detector for traffic cones that reports one as wide as the road, or of four pi
 forty, is wrong in a way that no overlap shows. The range of each class is widened before anything is called absurd.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,13 @@ class BoxReference:
         few = counts[:-1] < ENOUGH
         area[:-1][few], aspect[:-1][few] = area[-1], aspect[-1]
         return cls(area[:-1], aspect[:-1], counts[:-1])
+
+    def reordered(self, classes: Sequence[str], wanted: Sequence[str]) -> "BoxReference | None":
+        """The same ranges by the index of `wanted`, from those by the index of `classes`; None if one is missing."""
+        if not set(wanted) <= set(classes):
+            return None
+        index = [list(classes).index(name) for name in wanted]
+        return BoxReference(self.area[index], self.aspect[index], self.counts[index])
 
     def absurd(self, boxes: ArrayLike, classes: NDArray[np.int64], width: int, height: int) -> NDArray[np.bool_]:
         """(n,) whether (n, 4) x1 y1 x2 y2 boxes of these classes are absurd in an image of this size."""

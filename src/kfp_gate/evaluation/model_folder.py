@@ -44,6 +44,7 @@ class ModelCard:
         image_lock: digest of that image's lock (`sha256:...`), "" outside an image.
         run_id: MLflow run, "" without tracking.
         other_weights: monitor name to where the best weights of that monitor are kept.
+        boxes: box shapes of the training set by class, as `BoxReference.to_json`; empty: unknown.
     """
 
     sha256: str
@@ -59,6 +60,7 @@ class ModelCard:
     run_id: str = ""
     other_weights: Mapping[str, str] = field(default_factory=dict)
     image_lock: str = ""
+    boxes: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
 

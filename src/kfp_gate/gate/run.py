@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kfp_gate.data.manifest import Manifest, read_manifest
 from kfp_gate.data.materialize import materialize
 from kfp_gate.errors import InvalidInput
+from kfp_gate.evaluation.box_reference import BoxReference
 from kfp_gate.evaluation.evaluate import Evaluation, evaluate
 from kfp_gate.evaluation.model_folder import ModelCard, adopt_weights, read_card, read_fingerprints
 from kfp_gate.gate import report
@@ -92,8 +93,9 @@ def validate(
         separation = compare(test.table, read_fingerprints(folder), near=settings.near_duplicate_distance)
         require(separation, allow_unproven=settings.allow_unproven_separation, where=f"model {card.sha256[:12]}")
         images = materialize({"test": test}, work / "images", source_uri=source_uri).images["test"]
-        evaluation = _evaluate(folder, card, test, images, predict, settings, batch, other_classes=False)
-        rival = _rival(settings, test, images, predict, batch, fetch, work)
+        shapes = _box_shapes(card, test)
+        evaluation = _evaluate(folder, card, test, images, predict, settings, batch, shapes, other_classes=False)
+        rival = _rival(settings, test, images, predict, batch, shapes, fetch, work)
         context = {"run_id": card.run_id, "split": test.split, "separation": separation, "origin": origin_of(card)}
         _save(out.evaluation, evaluation, rival, context)
         judged = _judge(evaluation, settings, rival, context, today)
@@ -157,15 +159,20 @@ def _write(
 
 def _evaluate(
     folder: Path, card: ModelCard, test: Manifest, images: Sequence[Path], predict: "PredictSettings | None",
-    settings: GateSettings, batch: int, *, other_classes: bool,
+    settings: GateSettings, batch: int, reference: BoxReference | None, *, other_classes: bool,
 ) -> Evaluation:  # fmt: skip
     from kfp_gate.evaluation.predict import Detector, PredictSettings
 
     chosen = predict or PredictSettings(image_size=card.image_size, batch=batch)
     return evaluate(
         Detector.load(folder / card.weights), test, images, chosen, confidence=settings.confidence,
-        other_classes=other_classes, slices=sliceable(test.table),
+        other_classes=other_classes, slices=sliceable(test.table), reference=reference,
     )  # fmt: skip
+
+
+def _box_shapes(card: ModelCard, test: Manifest) -> BoxReference | None:
+    """Box shapes of the candidate's training set, by which its boxes and the champion's are absurd or not."""
+    return BoxReference.from_json(dict(card.boxes)).reordered(card.classes, test.classes) if card.boxes else None
 
 
 def _model_folder(model: Path, folder: Path, predict: "PredictSettings | None") -> tuple[Path, ModelCard]:
@@ -181,7 +188,7 @@ def _model_folder(model: Path, folder: Path, predict: "PredictSettings | None") 
 
 def _rival(
     settings: GateSettings, test: Manifest, images: Sequence[Path], predict: "PredictSettings | None",
-    batch: int, fetch: Fetch | None, work: Path,
+    batch: int, reference: BoxReference | None, fetch: Fetch | None, work: Path,
 ) -> Rival:  # fmt: skip
     """Fetch, check and evaluate the champion. One that cannot be used is named with the reason; it breaks nothing."""
     if not settings.champion:
@@ -198,7 +205,9 @@ def _rival(
         return Rival(replace(facts, state="not compared", reason="it has no fingerprints, so it may have seen the test "
                                                                  "images"))  # fmt: skip
     try:
-        return Rival(facts, _evaluate(folder, card, test, images, predict, settings, batch, other_classes=True))
+        return Rival(
+            facts, _evaluate(folder, card, test, images, predict, settings, batch, reference, other_classes=True)
+        )
     except InvalidInput as error:
         # For instance no class in common: a fact about the champion, not a fault of this gate.
         return Rival(replace(facts, state="not compared", reason=error.found))

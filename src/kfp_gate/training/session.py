@@ -11,7 +11,8 @@ import torch
 from kfp_gate.data.manifest import Manifest, read_manifest
 from kfp_gate.data.materialize import LocalDataset, materialize
 from kfp_gate.errors import InvalidInput, KfpGateError
-from kfp_gate.evaluation.model_folder import ModelCard, write_model_folder
+from kfp_gate.evaluation.box_reference import BoxReference
+from kfp_gate.evaluation.model_folder import ModelCard, sha256_of, write_model_folder
 from kfp_gate.evaluation.predict import PredictSettings
 from kfp_gate.metric_names import parse
 from kfp_gate.observing.memory import find_control_group, read_memory
@@ -23,6 +24,7 @@ from kfp_gate.training import base_model, resuming, upstream
 from kfp_gate.training.checkpoints import RECORD, Checkpoints
 from kfp_gate.training.course import TrainingCourse, cuda_memory
 from kfp_gate.training.evidence import (
+    EXIT_BROKEN,
     LastLines,
     Terminated,
     describe,
@@ -65,6 +67,7 @@ class Session:
         self.tracker: Tracker | None = None
         self.checkpoints: Checkpoints | None = None
         self.sampler: Sampler | None = None
+        self.reference: BoxReference
         self._failing = threading.Lock()
         self._main = threading.get_ident()
 
@@ -132,7 +135,9 @@ class Session:
             settings=spec.settings(), manifests={k: m.digest for k, m in manifests.items()}, classes=classes,
             ranks=group.size, device=str(device),
         )  # fmt: skip
-        resumed = resuming.find(spec, self.checkpoint_uri, group=group, folder=self.private, record=record)
+        resumed = resuming.find(
+            spec, self.checkpoint_uri, run=self.run_id, group=group, folder=self.private, record=record
+        )
         if group.rank == 0:
             self._open_first(record, resumed)
         control_group = find_control_group()
@@ -181,7 +186,9 @@ class Session:
 
     def _open_first(self, record: Record, resumed: resuming.Resumed | None) -> None:
         spec, earlier = self.spec, ""
-        self.checkpoints = Checkpoints(self.checkpoint_uri, self.private / "uploads", bound_s=spec.upload_bound_s)
+        self.checkpoints = Checkpoints(
+            self.checkpoint_uri, self.private / "uploads", bound_s=spec.upload_bound_s, run=self.run_id
+        )
         if resumed is not None and resumed.step is not None:
             # The same training on a new pod: the same store and the same MLflow run go on.
             self.checkpoints.adopt(resumed.step)
@@ -225,14 +232,14 @@ class Session:
         training.mkdir(parents=True, exist_ok=True)
         record.write(training / RECORD)
         self.tracker.artifact(training / RECORD)
-        delivery = self.tracker.close(status="FINISHED")
-        self._keep_undelivered()
-        record.tracking = {"uri": redact(self.tracker.uri), "run_id": self.tracker.run_id, "summary": delivery.text()}
-        record.write(training / RECORD)
         (training / "timeline.jsonl").write_bytes(self.timeline.path.read_bytes())
+        # The card names the run.
+        self.tracker.flush(10.0)
         others = {
             m: f"{self.checkpoints.uri}/{s.key}" for m in spec.monitors[1:]
             if (s := self.checkpoints.known.get(f"best/{course.slot(m)}.pt")) is not None
+            # What did not arrive left an older one there.
+            and (best := self.private / "best" / f"{course.slot(m)}.pt").is_file() and sha256_of(best) == s.sha256
         }  # fmt: skip
         card = ModelCard(
             sha256="", classes=record.classes, image_size=spec.image_size, settings=spec.settings(),
@@ -242,6 +249,11 @@ class Session:
         )  # fmt: skip
         card = write_model_folder(self.out / "model", chosen, card, (m.table for m in manifests.values()))
         log.info("model %s: best %s of epoch %s", card.sha256[:12], primary, record.weights[primary]["epoch"])
+        # Only now: a run that says it finished has its model.
+        delivery = self.tracker.close(status="FINISHED")
+        self._keep_undelivered()
+        record.tracking = {"uri": redact(self.tracker.uri), "run_id": self.tracker.run_id, "summary": delivery.text()}
+        record.write(training / RECORD)
 
     def _keep_undelivered(self) -> None:
         """Put what the tracking server did not take where it outlives this pod; `deliver_spool` delivers it later."""
@@ -264,7 +276,12 @@ class Session:
         """The main thread may never come back: leave the evidence from here and end the process."""
         if not self._failing.acquire(blocking=False):
             return
-        end_process(self._leave_evidence(error, thread=self._main))
+        code = EXIT_BROKEN
+        try:
+            code = self._leave_evidence(error, thread=self._main)
+        finally:
+            # Whatever goes wrong here (a full disk, a closed standard output), the process must not stay and hang.
+            end_process(code)
 
     def _fail(self, error: BaseException) -> int:
         if not self._failing.acquire(blocking=False):

@@ -14,6 +14,7 @@ import torch
 
 from kfp_gate import metric_names
 from kfp_gate.errors import Broken, InvalidInput, Problem
+from kfp_gate.evaluation.box_reference import BoxReference
 from kfp_gate.evaluation.gather import gather_records
 from kfp_gate.evaluation.metrics import Metrics, compute
 from kfp_gate.evaluation.predict import Detector, PredictSettings
@@ -35,16 +36,17 @@ class Validation:
 
     def __init__(
         self, manifest: "Manifest", images: Sequence[Path], *, group: Group, settings: PredictSettings,
-        confidence: float, bands: bool = False,
+        confidence: float, bands: bool = False, reference: BoxReference | None = None,
     ) -> None:  # fmt: skip
-        """`images` are the local paths in the manifest's order; `bands` also computes values by object size."""
+        """`images` are the local paths in the manifest's order; `bands` also computes values by object size;
+        `reference` holds the box shapes of the training set, by which a box is absurd."""
         if len(images) != len(manifest):
             raise Broken(
                 f"{len(images)} local images", expected=f"{len(manifest)}, as the val manifest lists",
                 where="val set", next_step="check the space and the log of the materialisation",
             )  # fmt: skip
         self.manifest, self.images, self.group, self.bands = manifest, list(images), group, bands
-        self.settings, self.confidence = settings, confidence
+        self.settings, self.confidence, self.reference = settings, confidence, reference
         self.rows = list(manifest.rows())
         self.reasons: dict[str, str] = {}
 
@@ -121,7 +123,7 @@ class Validation:
             )  # fmt: skip
 
     def _records(self, module: torch.nn.Module, indexes: Sequence[int]) -> Records:
-        matcher = Matcher(len(self.manifest.classes), detail=self.bands)
+        matcher = Matcher(len(self.manifest.classes), detail=self.bands, reference=self.reference)
         if not indexes:
             return matcher.finish()
         detector = Detector.from_module(as_stored(module), self.manifest.classes)
