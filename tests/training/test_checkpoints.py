@@ -179,6 +179,46 @@ def test_a_slow_store_holds_training_no_longer_than_the_bound(checkpoints: Check
     assert (store / latest.files["best/best-0.pt"].key).read_bytes() == b"best 2"
 
 
+def test_a_slow_upload_before_the_last_step_does_not_cost_the_last_step(checkpoints: Checkpoints, store: Path) -> None:
+    release = threading.Event()
+
+    class Slow(LocalStore):
+        def upload(self, path: Path, key: str) -> None:
+            release.wait(30)
+            super().upload(path, key)
+
+    checkpoints.store = Slow(store)
+    step(checkpoints, 1, wait=False)
+    folder = checkpoints.begin_step(2)
+    (folder / "best").mkdir()
+    (folder / "state.pt").write_bytes(b"state 2")
+    (folder / "best" / "best-0.pt").write_bytes(b"best 2")
+    assert checkpoints.commit(2, folder, finished=True) is False
+    release.set()
+    checkpoints.finish()
+    latest = find_latest(str(store))
+    assert latest is not None and (latest.epoch, latest.finished) == (2, True)
+    assert (store / latest.files["best/best-0.pt"].key).read_bytes() == b"best 2"
+    assert checkpoints.lost.epochs == []
+
+
+def test_runs_that_share_a_place_do_not_take_each_other_s_training_for_their_own(store: Path, tmp_path: Path) -> None:
+    first = Checkpoints(str(store), tmp_path / "a", bound_s=5, run="monday")
+    step(first, 1)
+    folder = first.begin_step(9)
+    (folder / "state.pt").write_bytes(b"monday")
+    first.commit(9, folder, finished=True, wait=True)
+    assert find_latest(str(store), run="tuesday") is None
+    second = Checkpoints(str(store), tmp_path / "b", bound_s=5, run="tuesday")
+    step(second, 1)
+    for run, epoch, finished in (("monday", 9, True), ("tuesday", 1, False)):
+        found = find_latest(str(store), run=run)
+        assert found is not None and (found.run, found.epoch, found.finished) == (run, epoch, finished)
+    # `resume_from` takes what was written last, whoever wrote it.
+    latest = find_latest(str(store))
+    assert latest is not None and latest.run == "tuesday"
+
+
 def test_a_restarted_run_continues_beside_what_is_there(checkpoints: Checkpoints, store: Path, tmp_path: Path) -> None:
     step(checkpoints, 1, best=True)
     latest = find_latest(str(store))

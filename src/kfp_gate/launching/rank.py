@@ -26,7 +26,10 @@ from kfp_gate.training.heartbeat import Heartbeat
 
 END_PREFIX = "KFP_GATE_RANK_END "
 GRACE_SECONDS = 5.0
-"""Between SIGTERM and SIGKILL for the worker and its children."""
+"""Between SIGTERM and SIGKILL for the worker and its children, where the launcher waits for them."""
+
+POD_GRACE_SECONDS = 25.0
+"""The same in a pod, whose end comes after 30 s: evidence takes its time to reach storage."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     group = find_control_group()
     before = read_memory(group=group)
     started = time.time()
-    stop = _Stop()
+    stop = _Stop(GRACE_SECONDS if options.parent else POD_GRACE_SECONDS)
     try:
         child = subprocess.Popen(command, process_group=0, preexec_fn=_kill_with_parent)
     except OSError as error:
@@ -71,7 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
 class _Stop:
     """Passes SIGTERM on to the worker's process group, and after a grace time kills what is left of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float) -> None:
+        self.grace = grace
         self.reason = ""
         self.group = 0
         self.timer: threading.Timer | None = None
@@ -100,7 +104,7 @@ class _Stop:
     def _end_group(self) -> None:
         if self.group and self.timer is None:
             self._send(signal.SIGTERM)
-            self.timer = threading.Timer(GRACE_SECONDS, self._send, (signal.SIGKILL,))
+            self.timer = threading.Timer(self.grace, self._send, (signal.SIGKILL,))
             self.timer.daemon = True
             self.timer.start()
 

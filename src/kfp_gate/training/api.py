@@ -155,7 +155,7 @@ class Run:
             Broken: a file is damaged. Unavailable: the store does not answer.
         """
         uri = os.environ.get("KFP_GATE_CHECKPOINT_URI", "") if self._checkpoints is None else self._checkpoints.uri
-        step = find_latest(uri) if uri else None
+        step = find_latest(uri, run=os.environ.get("KFP_GATE_RUN_ID", "")) if uri else None
         return (step.epoch, fetch(uri, step, names, folder)) if step is not None else None
 
     def close(self, *, ok: bool) -> Delivery:
@@ -196,7 +196,8 @@ def start(
             uri=tracking_uri, experiment=experiment, spool=own / "tracking-spool.jsonl",
             tags={k: v for k, v in tags.items() if v},
         )  # fmt: skip
-        checkpoints = Checkpoints(uri, own / "uploads", bound_s=upload_bound_s) if uri else None
+        run_id = os.environ.get("KFP_GATE_RUN_ID", "")
+        checkpoints = Checkpoints(uri, own / "uploads", bound_s=upload_bound_s, run=run_id) if uri else None
     run = Run(ranks, place, epochs=epochs, tracker=tracker, checkpoints=checkpoints)
     try:
         yield run

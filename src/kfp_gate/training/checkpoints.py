@@ -3,7 +3,7 @@
     steps/000003-9f2c41/state.pt          everything a resume needs
     steps/000003-9f2c41/record.json       the training record so far
     steps/000003-9f2c41/best-0.pt         weights of a monitor that was best in this epoch
-    steps/000003-9f2c41/manifest.json     name -> key, sha256, bytes; names may point into earlier steps
+    steps/000003-9f2c41/manifest.json     name -> key, sha256, bytes; names may point into earlier steps; whose run
     latest.json                           {"step": "steps/000003-9f2c41", "epoch": 3, "manifest_sha256": ...}
 
 A step without a manifest is half an upload and is never read. Uploads run in a thread of their own: training
@@ -50,6 +50,7 @@ class Step:
     epoch: int
     files: Mapping[str, Stored]
     finished: bool = False
+    run: str = ""
 
 
 @dataclass
@@ -63,9 +64,10 @@ class Lost:
 class Checkpoints:
     """Writes the checkpoints of one process. Only rank 0 has one."""
 
-    def __init__(self, uri: str, folder: Path, *, bound_s: float) -> None:
-        """`folder` holds the files until they are uploaded; `bound_s` is the longest wait for an upload."""
-        self.uri, self.folder, self.bound_s = uri, folder, bound_s
+    def __init__(self, uri: str, folder: Path, *, bound_s: float, run: str = "") -> None:
+        """`folder` holds the files until they are uploaded; `bound_s` is the longest wait for an upload; `run` is the
+        pipeline run, written into each step."""
+        self.uri, self.folder, self.bound_s, self.run = uri, folder, bound_s, run
         self.store: Store = open_store(uri)
         self.token = secrets.token_hex(3)
         self.known: dict[str, Stored] = {}
@@ -75,6 +77,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._steps: list[Step] = []
         self._retry: tuple[int, Path, bool] | None = None
+        self._last: tuple[int, Path, bool] | None = None
 
     def probe(self) -> float:
         """Write, read and delete a small object; returns the seconds it took.
@@ -105,11 +108,15 @@ class Checkpoints:
         """Upload a step's folder in the background; `wait` for its end.
 
         Returns:
-            False if an earlier upload still runs after the bound: this step is then skipped, and said.
+            False if an earlier upload still runs after the bound: this step is then skipped, and said. The last step
+            of a training is kept for `finish`.
         """
         self._join(self.bound_s)
         if self._thread is not None:
             self._lose(epoch, f"the upload before was still running after {self.bound_s:g} s")
+            if finished:
+                self._last = (epoch, folder, finished)
+                return False
             self._keep_best(folder)
             shutil.rmtree(folder, ignore_errors=True)
             return False
@@ -126,10 +133,11 @@ class Checkpoints:
         return True
 
     def finish(self) -> None:
-        """Wait for the last upload; try once more what failed last."""
+        """Wait for the last upload; upload what had to wait for it, or try once more what failed last."""
         self._join(max(self.bound_s, 600))
-        if self._retry is not None:
-            epoch, folder, finished = self._retry
+        waiting, self._last = self._last or self._retry, None
+        if waiting is not None:
+            epoch, folder, finished = waiting
             self.commit(epoch, folder, finished=finished, wait=True)
 
     def adopt(self, step: Step) -> None:
@@ -193,13 +201,13 @@ class Checkpoints:
             if name.startswith("best/"):
                 self.known[name] = stored
         manifest = json.dumps(
-            {"epoch": epoch, "finished": finished, "files": {n: vars(s) for n, s in files.items()}},
+            {"epoch": epoch, "finished": finished, "run": self.run, "files": {n: vars(s) for n, s in files.items()}},
             ensure_ascii=False, indent=1, sort_keys=True,
         ).encode()  # fmt: skip
         self.store.write(f"{key}/{MANIFEST}", manifest)
         pointer = {"step": key, "epoch": epoch, "finished": finished, "manifest_sha256": sha256(manifest).hexdigest()}
         self.store.write(POINTER, json.dumps(pointer).encode())
-        return Step(key, epoch, files, finished)
+        return Step(key, epoch, files, finished, self.run)
 
     def _forget(self, step: Step) -> None:
         self._steps.append(step)
@@ -218,36 +226,46 @@ class Checkpoints:
         self._steps = kept
 
     def _lose(self, epoch: int, why: str) -> None:
-        self.lost.epochs.append(epoch)
+        if epoch not in self.lost.epochs:
+            self.lost.epochs.append(epoch)
         self.lost.last_error = why
         log.warning("the checkpoint of epoch %d did not reach %s: %s. Training goes on.", epoch, self.uri, why)
 
 
-def find_latest(uri: str) -> Step | None:
-    """The newest complete step at a URI; None if there is none.
+def find_latest(uri: str, *, run: str = "") -> Step | None:
+    """The newest complete step at a URI; None if there is none. `run` as for `find_steps`.
 
     Raises:
         Unavailable: the store does not answer.
     """
-    return next(find_steps(uri), None)
+    return next(find_steps(uri, run=run), None)
 
 
-def find_steps(uri: str) -> Iterator[Step]:
+def find_steps(uri: str, *, run: str = "") -> Iterator[Step]:
     """All complete steps at a URI, the one to resume from first, then older ones.
+
+    Args:
+        uri: of the store.
+        run: a pipeline run: the steps of other runs are left out. Empty: all. Several runs may be given one URI, and
+            none may take another's finished training for its own.
 
     Raises:
         Unavailable: the store does not answer.
     """
     store = open_store(uri)
     pointed = _pointed(store)
-    if pointed is not None:
+    if pointed is not None and _is_of(pointed, run):
         yield pointed
     # The pointer may be missing or ahead of what is left: any step with a manifest is complete.
     manifests = sorted((e.key for e in store.list("steps/") if e.key.endswith(f"/{MANIFEST}")), reverse=True)
     for key in manifests:
         step = _step(store, key.removesuffix(f"/{MANIFEST}"), None)
-        if step is not None and (pointed is None or step.key != pointed.key):
+        if step is not None and _is_of(step, run) and (pointed is None or step.key != pointed.key):
             yield step
+
+
+def _is_of(step: Step, run: str) -> bool:
+    return not run or step.run in ("", run)
 
 
 def fetch(uri: str, step: Step, names: list[str], folder: Path) -> dict[str, Path]:
@@ -299,6 +317,6 @@ def _step(store: Store, key: str, digest: str | None) -> Step | None:
             return None
         values: dict[str, Any] = json.loads(raw)
         files = {name: Stored(**stored) for name, stored in values["files"].items()}
-        return Step(key, int(values["epoch"]), files, bool(values["finished"]))
+        return Step(key, int(values["epoch"]), files, bool(values["finished"]), str(values.get("run", "")))
     except (InvalidInput, ValueError, KeyError, TypeError):
         return None

@@ -80,6 +80,7 @@ class TrainingCourse:
         self._epoch_started = time.monotonic()
         self.stop_reason = ""
         self._unsaved: dict[str, Unsaved] = {}
+        self._unstored: set[str] = set()
         self._steps = 0
         self._window: tuple[float, int, dict[str, float]] = (time.monotonic(), 0, {})
         if resume is not None:
@@ -257,7 +258,7 @@ class TrainingCourse:
         if observation.improved:
             content = weights.weights_bytes(trainer, epoch=epoch)
             self._unsaved |= {n: Unsaved(epoch, self._values[n], content) for n in observation.improved}
-        written = self.save_best()
+        self._unstored |= set(self.save_best())
         part = self.last_state.with_suffix(".part")
         states.write_state(captured, part)
         part.replace(self.last_state)
@@ -266,7 +267,8 @@ class TrainingCourse:
         step = self.checkpoints.begin_step(epoch)
         shutil.copyfile(self.last_state, step / STATE)
         (step / "best").mkdir()
-        for name in written:
+        # Also those of an epoch whose step came to nothing: else it would point at older weights than its monitors say.
+        for name in sorted(self._unstored):
             shutil.copyfile(self.best_folder / f"{self.slot(name)}.pt", step / "best" / f"{self.slot(name)}.pt")
         self.record.checkpoints = {
             "uri": self.checkpoints.uri, "uploaded_epoch": self.checkpoints.uploaded_epoch,
@@ -276,6 +278,7 @@ class TrainingCourse:
         with self.timeline.path.open("rb") as lines, gzip.open(step / "timeline.jsonl.gz", "wb", 1) as packed:
             shutil.copyfileobj(lines, packed)
         queued = self.checkpoints.commit(epoch, step, finished=finished)
+        self._unstored.clear()
         self.timeline.write("checkpoint", epoch=epoch, ok=queued, seconds=round(time.perf_counter() - started, 4))
 
     def save_best(self) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kfp_gate.errors import Broken, InvalidInput, KfpGateError
 from kfp_gate.training import state as states
-from kfp_gate.training.checkpoints import RECORD, STATE, Step, fetch, find_steps
+from kfp_gate.training.checkpoints import RECORD, STATE, Step, fetch, find_latest, find_steps
 from kfp_gate.training.course import slot
 from kfp_gate.training.group import Group
 from kfp_gate.training.record import Record
@@ -43,12 +43,13 @@ class Resumed:
         return self.epoch >= epochs or (self.own and bool(self.state["extra"]["finished"]))
 
 
-def find(spec: TrainingSpec, uri: str, *, group: Group, folder: Path, record: Record) -> Resumed | None:
+def find(spec: TrainingSpec, uri: str, *, run: str = "", group: Group, folder: Path, record: Record) -> Resumed | None:
     """Look for a checkpoint, on rank 0 alone, and bring its state to all ranks; every rank calls it.
 
     Args:
         spec: of this run.
         uri: where this run's own checkpoints lie.
+        run: the pipeline run: checkpoints of another one at `uri` are not its own. Empty: all are.
         folder: of this rank; rank 0's gets the files of the checkpoint.
         record: gets what differs from the run that is continued, and its epochs.
 
@@ -59,7 +60,7 @@ def find(spec: TrainingSpec, uri: str, *, group: Group, folder: Path, record: Re
     files, step, own, error = dict[str, Path](), None, False, None
     if group.rank == 0:
         try:
-            files, step, own = _read(spec, uri, folder, record)
+            files, step, own = _read(spec, uri, run, folder, record)
         except KfpGateError as caught:
             error = caught
     group.agree("looking for a checkpoint", error)
@@ -76,9 +77,16 @@ def find(spec: TrainingSpec, uri: str, *, group: Group, folder: Path, record: Re
     return Resumed(state, own, step if own else None, best)
 
 
-def _read(spec: TrainingSpec, uri: str, folder: Path, record: Record) -> tuple[dict[str, Path], Step | None, bool]:
-    found = _newest_readable(spec, uri, folder)
+def _read(
+    spec: TrainingSpec, uri: str, run: str, folder: Path, record: Record
+) -> tuple[dict[str, Path], Step | None, bool]:
+    found = _newest_readable(spec, uri, folder, run)
     own = found is not None
+    if not own and not spec.resume_from and (other := find_latest(uri)) is not None:
+        log.info(
+            "%s holds checkpoints of another run (%s), which are left alone; to continue them, name it as resume_from",
+            uri, other.run,
+        )  # fmt: skip
     if found is None and spec.resume_from:
         uri = spec.resume_from
         found = _newest_readable(spec, uri, folder)
@@ -97,10 +105,10 @@ def _read(spec: TrainingSpec, uri: str, folder: Path, record: Record) -> tuple[d
     return files, step, own
 
 
-def _newest_readable(spec: TrainingSpec, uri: str, folder: Path) -> tuple[Step, dict[str, Path]] | None:
+def _newest_readable(spec: TrainingSpec, uri: str, folder: Path, run: str = "") -> tuple[Step, dict[str, Path]] | None:
     """The newest step whose files are what its manifest says; a damaged one falls back to the one before."""
     damaged: Broken | None = None
-    for step in find_steps(uri):
+    for step in find_steps(uri, run=run):
         best = [n for n in (f"best/{slot(m)}.pt" for m in spec.monitors) if n in step.files]
         try:
             return step, fetch(uri, step, [STATE, RECORD, *best], folder)

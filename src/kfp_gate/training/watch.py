@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from kfp_gate.errors import Broken
+from kfp_gate.errors import KfpGateError
 from kfp_gate.training.group import Group, PeerFailed, first_line, open_store
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Watch:
             PeerFailed naming that rank, or the error itself if it is this rank's own.
         """
         text = f"{type(error).__name__}: {error}"
-        if self.thread is None or isinstance(error, Broken) or not any(w in text for w in _COLLECTIVE_WORDS):
+        if self.thread is None or isinstance(error, KfpGateError) or not any(w in text for w in _COLLECTIVE_WORDS):
             return error
         deadline, counts = time.monotonic() + GRACE_S, dict[int, bytes]()
         others = [r for r in range(self.group.size) if r != self.group.rank]

@@ -28,8 +28,9 @@ from kfp_gate.training.spec import TrainingSpec
 
 log = logging.getLogger(__name__)
 
-TERMINATION_S = 10.0
-"""How long the main thread may take to end by itself after SIGTERM."""
+TERMINATION_S = 3.0
+"""How long the main thread may take to end by itself after SIGTERM: less than the launcher's grace, since a thread that
+hangs in a collective leaves its evidence only after this."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,97 @@
+"""Ends that go wrong: nothing hangs, nothing is called finished that has no model, no best weights are mixed up."""
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kfp_gate.training.checkpoints import Checkpoints, find_latest
+from kfp_gate.training.spec import TrainingSpec
+
+from .scene import SCALED, make_scene
+from .test_training import worker
+
+DIES = """
+import threading
+from pathlib import Path
+from kfp_gate.training.ranks import Ranks
+from kfp_gate.training.session import Session
+from kfp_gate.training.spec import TrainingSpec
+place = Path({place!r})
+session = Session(TrainingSpec(train_manifest="a", val_manifest="b"), Ranks(), out=place, private=place, node="n")
+# Whoever read this process's output is gone: the last line cannot be written.
+import kfp_gate.training.session as module
+def closed(*_, **__):
+    raise BrokenPipeError
+module.say = closed
+threading.Thread(target=session._heartbeat_stale, args=("nobody",), daemon=True).start()
+threading.Event().wait(60)
+"""
+
+
+def test_a_process_whose_evidence_fails_ends_all_the_same(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DIES.format(place=str(tmp_path))], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 1, done.stderr[-2000:]
+    assert "nobody follows this training" in (tmp_path / "failure-rank0.json").read_text()
+
+
+def test_best_weights_of_a_step_that_a_full_disk_cost_travel_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next step's manifest would name older weights than its monitors say are best."""
+    from kfp_gate.training import course as module
+
+    epochs: list[int] = []
+
+    def write_state(_state: object, path: Path) -> None:
+        epochs.append(1)
+        if len(epochs) == 2:
+            raise OSError(28, "No space left on device")
+        path.write_bytes(b"state")
+
+    monkeypatch.setattr(module.weights, "weights_bytes", lambda _trainer, *, epoch: f"best {epoch}".encode())
+    monkeypatch.setattr(module.states, "write_state", write_state)
+    store = tmp_path / "store"
+    checkpoints = Checkpoints(str(store), tmp_path / "uploads", bound_s=10)
+    spec = TrainingSpec(train_manifest="a", val_manifest="b")
+    course = module.TrainingCourse(
+        spec, group=SimpleNamespace(rank=0), validation=None, folder=tmp_path,  # type: ignore[arg-type]
+        timeline=module.Timeline(tmp_path / "timeline.jsonl"), phases=module.Phases(),
+        record=module.Record({}, {}, ("a",), 1, "cpu"), tracker=None, checkpoints=checkpoints, train_images=(),
+        control_group=None, resume=None,
+    )  # fmt: skip
+    course.timeline.write("start")
+    for epoch, improved in ((1, ("map50_95",)), (2, ("map50_95",)), (3, ())):
+        course._values = {"map50_95": 0.1 * epoch}
+        seen = SimpleNamespace(improved=improved)
+        try:
+            course._write(None, epoch, seen, {}, finished=epoch == 3)  # type: ignore[arg-type]
+        except OSError:
+            assert epoch == 2
+        checkpoints.finish()
+    latest = find_latest(str(store))
+    assert latest is not None and latest.epoch == 3
+    best = latest.files[f"best/{course.slot('map50_95')}.pt"]
+    assert (store / best.key).read_bytes() == b"best 2"
+    assert course.record.weights["map50_95"]["epoch"] == 2
+
+
+@pytest.mark.all_only
+def test_a_training_whose_model_cannot_be_written_is_not_finished_in_tracking(tmp_path: Path) -> None:
+    scene = make_scene(tmp_path / "data", train=4, val=2, classes=("a", "b"))
+    spec = TrainingSpec(
+        train_manifest=str(scene.train), val_manifest=str(scene.val), base_model=SCALED, epochs=1, image_size=64,
+        batch=4, sanity_batches=0, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db", experiment="e",
+    )  # fmt: skip
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "model").write_text("a file where the folder should be")
+    done = worker(spec, out)
+    assert done.returncode == 1, done.stdout[-2000:]
+    ((status,),) = sqlite3.connect(tmp_path / "mlflow.db").execute("select status from runs").fetchall()
+    assert status == "FAILED"
