@@ -15,12 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from scenes import clips, picture, write_yolo
 
 from kfp_gate.data.images import look_at
 from kfp_gate.data.manifest import read_manifest, write_manifest
+from kfp_gate.data.materialize import materialize
 from kfp_gate.data.splitting import split_dataset, split_to_folder
 from kfp_gate.errors import InvalidInput
 
@@ -267,6 +269,29 @@ def test_what_the_split_takes_the_detector_can_read(mode, format):
 )
 def test_what_only_pillow_can_read_is_refused_by_the_split(data, reason):
     assert _decoded(data) is None and reason in look_at(data).error
+
+
+@pytest.mark.parametrize(
+    "name", ["del \x7f", "nel \x85", "line \u2028 end", "\ufeffbom", "tab\t", "\x01", "'\"%: #", "\U0001f6a7"]
+)
+def test_any_class_name_survives_the_yaml_that_training_reads(tmp_path, name):
+    root = coco(tmp_path / "set")
+    text = json.loads((root / "all.json").read_text())
+    text["categories"] = [{"id": 1, "name": name}]
+    (root / "all.json").write_text(json.dumps(text))
+    manifests = placed(root)[1].manifests
+    made = materialize(manifests, tmp_path / "local")
+    assert yaml.safe_load(made.data_yaml.read_text(encoding="utf-8"))["names"] == {0: name}
+
+
+def test_half_a_character_is_refused_in_a_class_and_listed_in_a_file_name(tmp_path):
+    root = coco(tmp_path / "set", images={2: {"file_name": "\ud800.png"}, 3: {"file_name": "a\0.png"}})
+    images, _ = placed(root, rejects="drop", rejects_file=tmp_path / "rejects.csv")
+    assert len(images) == 6 and "\\ud800.png" in (tmp_path / "rejects.csv").read_text(encoding="utf-8")
+    text = json.loads((root / "all.json").read_text())
+    (root / "all.json").write_text(json.dumps(text | {"categories": [{"id": 1, "name": "a\ud800"}]}))
+    with pytest.raises(InvalidInput, match="class name"):
+        split_dataset(str(root), rejects="drop")
 
 
 def test_a_table_that_puts_an_image_into_two_groups_divides_neither(tmp_path):

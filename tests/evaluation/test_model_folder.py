@@ -101,6 +101,9 @@ def test_a_card_with_values_of_other_types_is_no_card(folder, values):
     (folder / CARD).write_text(json.dumps(facts | values))
     with pytest.raises(InvalidInput, match="no readable model card"):
         read_card(folder)
+    (folder / CARD).write_text("[" * 100_000)
+    with pytest.raises(InvalidInput, match="no readable model card"):
+        read_card(folder)
 
 
 @pytest.mark.parametrize(

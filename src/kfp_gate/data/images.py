@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kfp_gate.data.annotations import Bools, Floats, Ints
 from kfp_gate.data.progress import Meter, Reporter
 from kfp_gate.errors import InvalidInput
-from kfp_gate.storage import Store
+from kfp_gate.storage import MISSING, Store
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 """Image files by name; case does not matter."""
@@ -153,6 +153,8 @@ def _look(store: Store, image: str) -> _Seen:
         data = store.read(image)
     except InvalidInput as error:
         return _Seen(error=error.found)
+    except ValueError:
+        return _Seen(error=MISSING)  # a name that no file can have: with a zero, or with half a character
     return look_at(data)
 
 

@@ -91,7 +91,9 @@ def write_rejects(defects: Sequence[Defect], file: Path | str | None) -> None:
     """Write the rejects file to a path or URI, if one was asked for."""
     if file is not None:
         folder, _, name = str(file).rpartition("/")
-        open_store(folder or ("/" if str(file).startswith("/") else ".")).write(name, rejects_csv(defects).encode())
+        open_store(folder or ("/" if str(file).startswith("/") else ".")).write(
+            name, rejects_csv(defects).encode(errors="backslashreplace")
+        )
 
 
 def _check_images(annotations: Annotations, facts: ImageFacts) -> Annotations:

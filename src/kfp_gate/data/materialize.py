@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -24,6 +25,7 @@ DOWNLOADS = 16
 """Downloads at once from a remote store. Each holds at most one piece of `storage.PIECE` bytes in memory."""
 
 _MARK = "kfp-gate-dataset.json"
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _SPARE_BYTES = 64 << 20
 
 
@@ -283,9 +285,10 @@ def _write_yaml(folder: Path, classes: tuple[str, ...], splits: list[str]) -> Pa
     for key in ("train", "val", "test"):
         if key in splits or key != "test":
             lines.append(f"{key}: images/{key if key in splits else splits[0]}")
-    # A JSON string is a YAML string: quotes, colons, percent signs and any alphabet survive.
+    # A JSON string is a YAML string, once what ends a line in YAML alone, or is unprintable there, is written out.
     lines.append("names:")
-    lines += [f"  {i}: {json.dumps(name, ensure_ascii=False)}" for i, name in enumerate(classes)]
+    names = [_UNPRINTABLE.sub(lambda m: f"\\u{ord(m[0]):04x}", json.dumps(n, ensure_ascii=False)) for n in classes]
+    lines += [f"  {i}: {name}" for i, name in enumerate(names)]
     path = folder / "data.yaml"
     _replace(path, ("\n".join(lines) + "\n").encode())
     return path

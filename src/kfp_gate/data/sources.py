@@ -72,6 +72,16 @@ def _refuse_unwritable(listing: dict[str, int], root: str) -> None:
             ) from None  # fmt: skip
 
 
+def _refuse_halves(classes: tuple[str, ...], root: str) -> None:
+    """Half a character, as a cut escape in JSON or YAML leaves it, can be written nowhere."""
+    for name in classes:
+        if any("\ud800" <= c <= "\udfff" for c in name):
+            raise InvalidInput(
+                f"class name {name!r}", expected="a name that can be written in UTF-8", where=root,
+                next_step="correct the name in the annotations",
+            )  # fmt: skip
+
+
 def read_annotations(
     store: Readable, listing: dict[str, int], *, format: str = "auto", named: str = "", reporter: Reporter | None = None
 ) -> Annotations:
@@ -94,6 +104,7 @@ def read_annotations(
         "voc": lambda: read_voc(store, listing, reporter=reporter),
     }
     annotations = readers[format]()
+    _refuse_halves(annotations.classes, store.uri)
     if images_packed:
         note = f"{images_packed} images lie in archives and were not used: only annotations are read from archives"
         annotations = replace(annotations, notes=(*annotations.notes, note))

@@ -53,7 +53,7 @@ class SplitResult:
             write_manifest(manifest, f"{store.uri}/{split}.parquet")
         store.write("coverage.html", coverage_of.html(self.coverage).encode())
         store.write("coverage.txt", (coverage_of.text(self.coverage) + "\n").encode())
-        store.write("rejects.csv", rejects_csv(self.rejects).encode())
+        store.write("rejects.csv", rejects_csv(self.rejects).encode(errors="backslashreplace"))
 
 
 def split_to_folder(source_uri: str, out: Path | str, **options: Any) -> SplitResult:

@@ -109,7 +109,7 @@ def read_card(folder: Path, *, verify: bool = True) -> ModelCard:
         arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known}
         card = ModelCard(**arguments)
         _check_types(card)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInput(
             f"no readable model card ({type(error).__name__})", expected=f"a model folder with {CARD}", where=str(path),
             next_step="give the folder that training wrote, or a bare .pt or .onnx file",

@@ -240,7 +240,7 @@ def _load(folder: Path) -> tuple[dict[str, Any], Rival]:
             "run_id": str(facts["run_id"]), "split": str(facts["split"]),
             "separation": separation_from(facts["separation"]), "origin": origin_from(facts.get("origin")),
         }  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidInput(
             f"not what a gate writes ({type(error).__name__})", expected=f"the {CONTEXT} of a gate's evaluation",
             where=str(path), next_step="fetch the evaluation again",
