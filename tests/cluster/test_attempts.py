@@ -340,3 +340,25 @@ def test_an_end_that_is_known_before_the_watch_tells_of_it(cluster, tmp_path):
     outcome = launcher.run(broken)
     assert (outcome.cause, outcome.first_failed_rank) == ("exit-code", 1), outcome.text()
     assert launcher.lines(1) == ["the last words"]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_passing_refusal_to_read_the_job_ends_nothing(cluster, tmp_path, status):
+    """A token that is being renewed; a server that starts and does not know this kind yet."""
+
+    def goes(job):
+        pods = job.start()
+        time.sleep(0.5)
+        cluster.fail_next(2, status, match=lambda request: request.method == "GET" and request.path.endswith(job.name))
+        time.sleep(0.7)
+        for pod in pods:
+            pod.write("the last words")
+            pod.exit(0)
+        deliver(job, tmp_path)
+        job.complete()
+
+    launcher = Launcher(cluster, tmp_path)
+    outcome = launcher.run(goes)
+    assert outcome.state == "succeeded", outcome.text()
+    assert launcher.lines(1) == ["the last words"]
+    assert len(jobs(cluster)) == 1

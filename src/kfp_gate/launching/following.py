@@ -53,6 +53,7 @@ class Following:
         self.job_gone = False
         self.waits = Waits(self.patience, self.options.pending_seconds, self.job_text, self._say)
         self._poll_at = 0.0
+        self._refused_since = 0.0
         self._ending_since = 0.0
         self._ended_stragglers = False
         self._listed_after_end = False
@@ -132,10 +133,16 @@ class Following:
         try:
             self.job = self.api.call("GET", path, while_waiting=self.beat)
             self.state = self.kind.state(self.job)
+            self._refused_since = 0.0
         except Refused as refused:
-            if refused.status != 404:
+            if refused.status == 404 and refused.reason == "NotFound":
+                self.job_gone = True
+                return
+            # A job that was read before is not given up for one refusal: tokens are renewed and servers start again,
+            # and a server that starts may not know this kind of job yet (a 404 without the Status of one).
+            self._refused_since = self._refused_since or now
+            if not self.job or refused.status not in (401, 403, 404) or now - self._refused_since > self.patience.start:
                 raise denied(refused, f"reading {self.job_text}", path) from None
-            self.job_gone = True
 
     def _look_at_waits(self) -> GaveUp | None:
         if self.job_gone:
