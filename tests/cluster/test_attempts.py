@@ -350,7 +350,7 @@ def test_a_passing_refusal_to_read_the_job_ends_nothing(cluster, tmp_path, statu
         pods = job.start()
         time.sleep(0.5)
         cluster.fail_next(2, status, match=lambda request: request.method == "GET" and request.path.endswith(job.name))
-        time.sleep(0.7)
+        time.sleep(1.5)  # longer than a job that was deleted would leave its pods
         for pod in pods:
             pod.write("the last words")
             pod.exit(0)
