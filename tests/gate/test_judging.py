@@ -18,7 +18,7 @@ from kfp_gate.errors import Broken, InvalidInput
 from kfp_gate.gate.judging import Rival, judge_evaluation, passes
 from kfp_gate.gate.settings import gate_settings
 from kfp_gate.gate.summary import all_values, markdown, table_metrics
-from kfp_gate.gate.verdict import Champion, Separation, read_verdict, to_json, write_verdict
+from kfp_gate.gate.verdict import Champion, Entry, Separation, read_verdict, to_json, write_verdict
 from kfp_gate.gate.wording import warnings
 
 PROVEN = Separation("proven", 100)
@@ -156,10 +156,10 @@ def test_a_gate_that_asks_nothing_that_matters_is_reported():
     assert warnings(found)[0] == "This gate would let a useless model pass: a model whose detections are all wrong."
 
 
-def test_allowing_all_that_is_insufficient_is_vacuous_too():
+def test_allowing_what_is_insufficient_does_not_pass_a_model_of_which_nothing_is_known():
     found = judged(on_insufficient="allow", min_instances=10_000, min_map50=0.5).verdict
-    assert found.passed
-    assert len(found.self_test.vacuous) == 2
+    assert not found.passed
+    assert found.self_test.vacuous == ()
 
 
 def test_a_real_gate_is_not_vacuous_and_names_its_blind_classes():
@@ -264,3 +264,16 @@ def test_waivers_are_checked_against_the_day():
     )
     assert (on.passed, after.passed) == (True, False)
     assert "expired on 2030-06-30" in warnings(after)[-1] + "".join(warnings(after))
+
+
+def test_a_gate_that_decided_nothing_does_not_pass():
+    """Every criterion lacks evidence: allowed one by one, but together nothing was shown."""
+    unknown = Entry("map50:min", "map50", "min", 0.5, "insufficient")
+    met = Entry("recall:min", "recall", "min", 0.5, "met", value=0.6)
+    assert [passes(entries, "allow") for entries in ((unknown,), (unknown, met), (met,), ())] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert not passes((unknown, met), "block")

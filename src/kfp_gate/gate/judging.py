@@ -121,9 +121,11 @@ def judge_evaluation(
 
 
 def passes(entries: Sequence[Entry], on_insufficient: str) -> bool:
-    """Whether a model with these entries goes on. Without entries nothing was asked, and nothing passes."""
-    good = {"met", "waived", *(["insufficient"] if on_insufficient == "allow" else [])}
-    return bool(entries) and all(e.state in good for e in entries)
+    """Whether a model with these entries goes on. Where nothing was asked, or nothing was shown, nothing passes: also
+    `on_insufficient="allow"` wants one criterion that was met or waived."""
+    shown = {"met", "waived"}
+    good = shown | ({"insufficient"} if on_insufficient == "allow" else set())
+    return any(e.state in shown for e in entries) and all(e.state in good for e in entries)
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,8 @@ def _rival(
     settings: GateSettings, test: Manifest, images: Sequence[Path], predict: "PredictSettings | None",
     batch: int, reference: BoxReference | None, fetch: Fetch | None, work: Path,
 ) -> Rival:  # fmt: skip
-    """Fetch, check and evaluate the champion. One that cannot be used is named with the reason; it breaks nothing."""
+    """Fetch, check and evaluate the champion. One that may not be compared is named with the reason; a damaged one
+    ends the gate, since the registry then needs a person."""
     if not settings.champion:
         return Rival()
     found = fetch(settings.champion, work / "fetched") if fetch else Path(settings.champion)
