@@ -1,5 +1,6 @@
 """Ranks as local processes: started, followed, stopped together, explained."""
 
+import json
 import os
 import re
 import signal
@@ -69,6 +70,30 @@ def test_success_moves_the_model_and_prefixes_every_line(tmp_path):
     assert "[rank 0] last line without end" in said
     assert "progress: epoch 1 of 2, map50_95 0.25, about 30 s left" in said
     assert not said.matching("RANK_END")
+
+
+def test_a_command_of_ones_own_stores_checkpoints_where_the_launch_says(tmp_path):
+    """Without a word in the script: else its checkpoints went nowhere, and nobody said so."""
+    from kfp_gate.training.checkpoints import find_latest
+
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        from kfp_gate.training import api
+        Path("w").write_text("weights")
+        with api.start(epochs=1) as run:
+            run.checkpoint(1, {"w": Path("w")}, finished=True)
+        model = Path(sys.argv[1], "model")
+        model.mkdir()
+        (model / "model.pt").write_text("w")
+        """
+    ))  # fmt: skip
+    options = LaunchOptions(command=(sys.executable, str(script), "{out}"), environment={"KFP_GATE_RUN_ID": "r"})
+    launch(json.dumps({"checkpoint_uri": str(tmp_path / "store")}), options, tmp_path / "model").raise_if_failed()
+    found = find_latest(str(tmp_path / "store"))
+    assert found is not None and (found.epoch, found.finished, found.run) == (1, True, "r")
 
 
 def test_a_rank_killed_by_sigkill_stops_the_others_within_seconds(tmp_path):

@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     spec = work / "spec.json"
     if text := os.environ.pop("KFP_GATE_SPEC", ""):
         spec.write_text(text, encoding="utf-8")
+    _name_checkpoints(spec)
     places = {"{spec}": str(spec), "{out}": str(out)}
     command = [places.get(word, word) for word in options.command]
     group = find_control_group()
@@ -125,6 +126,16 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--heartbeat-bound", type=float, default=1800.0)
     parser.add_argument("command", nargs="+")
     return parser.parse_args(arguments)
+
+
+def _name_checkpoints(spec: Path) -> None:
+    """Tell `kfp_gate.training.api`, in a command of the user's own, where checkpoints go."""
+    try:
+        uri = json.loads(spec.read_text(encoding="utf-8")).get("checkpoint_uri")
+    except (OSError, ValueError, AttributeError):
+        return  # what does not read it needs none
+    if uri and isinstance(uri, str):
+        os.environ.setdefault("KFP_GATE_CHECKPOINT_URI", uri)
 
 
 def _die_with_parent(parent: int) -> None:
