@@ -141,6 +141,17 @@ def test_a_store_that_comes_back_gets_the_next_step_and_the_best_weights_it_miss
     assert files["best/best-0.pt"].read_bytes() == b"best 1"
 
 
+def test_an_error_that_nobody_foresaw_is_said_too(checkpoints: Checkpoints, store: Path) -> None:
+    class Odd(LocalStore):
+        def upload(self, path: Path, key: str) -> None:
+            raise RuntimeError("odd, password=hunter22")
+
+    checkpoints.store = Odd(store)
+    step(checkpoints, 1)
+    assert checkpoints.lost.epochs == [1]
+    assert checkpoints.lost.last_error == "odd, password=***"
+
+
 def test_the_last_step_is_tried_once_more_at_the_end(checkpoints: Checkpoints, store: Path) -> None:
     class Down(LocalStore):
         def upload(self, path: Path, key: str) -> None:

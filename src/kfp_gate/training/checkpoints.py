@@ -25,6 +25,7 @@ from typing import Any
 from kfp_gate.errors import Broken, InvalidInput, KfpGateError
 from kfp_gate.evaluation.model_folder import sha256_of
 from kfp_gate.storage import Store, open_store
+from kfp_gate.training.redaction import redact
 
 log = logging.getLogger(__name__)
 
@@ -179,8 +180,9 @@ class Checkpoints:
     def _upload(self, epoch: int, folder: Path, finished: bool) -> None:
         try:
             step = self._put(epoch, folder, finished)
-        except (KfpGateError, OSError) as error:
-            self._lose(epoch, str(error).splitlines()[0] if str(error) else type(error).__name__)
+        except Exception as error:
+            # Whatever a store's client raises: a thread that dies in silence would lose the step without a word.
+            self._lose(epoch, redact(str(error).splitlines()[0]) if str(error) else type(error).__name__)
             self._retry = (epoch, folder, finished)
             return
         self._retry = None
