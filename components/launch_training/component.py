@@ -82,7 +82,7 @@ def launch_training(
 
     with step("launch_training", tracking_uri=tracking_uri, experiment=experiment) as told:
         from pathlib import Path
-        from tempfile import mkdtemp
+        from tempfile import TemporaryDirectory
 
         from kfp_gate.launching.launch import launch
         from kfp_gate.launching.step import step_options
@@ -109,22 +109,24 @@ def launch_training(
             experiment=experiment,
             run_id=run_id(),
         )
-        options = step_options(
-            backend=backend,
-            nodes=nodes,
-            processes_per_node=processes_per_node,
-            gpus_per_node=gpus_per_node,
-            memory=memory_per_node,
-            worker_image=worker_image,
-            namespace=namespace,
-            runtime=runtime,
-            queue=queue,
-            command=tuple(command),
-            checkpoint_uri=checkpoint_uri,
-            run_id=run_id(),
-            records=Path(mkdtemp()),
-        )
-        outcome = launch(spec, options, Path(model.path))
-        outcome.raise_if_failed()
-        Path(training.path).write_text(report.page(options.records / "rank-0" / "training"), encoding="utf-8")
+        # Gigabytes of images and checkpoints beside the record: on a laptop they would stay.
+        with TemporaryDirectory(ignore_cleanup_errors=True) as records:
+            options = step_options(
+                backend=backend,
+                nodes=nodes,
+                processes_per_node=processes_per_node,
+                gpus_per_node=gpus_per_node,
+                memory=memory_per_node,
+                worker_image=worker_image,
+                namespace=namespace,
+                runtime=runtime,
+                queue=queue,
+                command=tuple(command),
+                checkpoint_uri=checkpoint_uri,
+                run_id=run_id(),
+                records=Path(records),
+            )
+            outcome = launch(spec, options, Path(model.path))
+            outcome.raise_if_failed()
+            Path(training.path).write_text(report.page(Path(records) / "rank-0" / "training"), encoding="utf-8")
         told.update(training=training.path)

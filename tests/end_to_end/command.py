@@ -39,10 +39,11 @@ class Run:
 def kfp_gate(*arguments: str, out: Path) -> Run:
     """Run the command line in a folder of its own and wait for its end."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "AWS_"))}
-    out.mkdir(parents=True, exist_ok=True)
+    (out / "tmp").mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-m", "kfp_gate.cli", *arguments, "--out", str(out)],
-        cwd=out, capture_output=True, text=True, check=False, env={**environment, "COLUMNS": "200"},
+        cwd=out, capture_output=True, text=True, check=False,
+        env={**environment, "COLUMNS": "200", "TMPDIR": str(out / "tmp")},
     )  # fmt: skip
     newest = max((out / "runs").iterdir(), key=lambda p: p.stat().st_mtime)
     return Run(done.returncode, done.stdout + done.stderr, newest)

@@ -61,6 +61,11 @@ def test_the_screen_names_every_class_and_the_report(demo: Run) -> None:
     assert "no effect" not in demo.text
 
 
+def test_the_ranks_folders_do_not_stay(demo: Run, out: Path) -> None:
+    """Images, checkpoints and states of every rank: gigabytes a run, in a place that nobody looks at."""
+    assert not [p for p in (out / "tmp").rglob("*") if p.name.startswith("rank-")]
+
+
 def test_outcome_is_recorded(demo: Run, strict: Run) -> None:
     assert demo.events["record_outcome"]["result"]["state"] == "registered"
     assert strict.events["record_outcome"]["result"]["state"] == "refused"
