@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kfp_gate.evaluation.model_folder import read_card
 from kfp_gate.training.checkpoints import Checkpoints, find_latest
 from kfp_gate.training.spec import TrainingSpec
 
@@ -95,3 +96,23 @@ def test_a_training_whose_model_cannot_be_written_is_not_finished_in_tracking(tm
     assert done.returncode == 1, done.stdout[-2000:]
     ((status,),) = sqlite3.connect(tmp_path / "mlflow.db").execute("select status from runs").fetchall()
     assert status == "FAILED"
+
+
+@pytest.mark.all_only
+def test_a_second_pipeline_run_with_the_same_checkpoint_uri_trains_its_own_model(tmp_path: Path) -> None:
+    scene = make_scene(tmp_path / "data", train=4, val=2, classes=("a", "b"))
+    spec = TrainingSpec(
+        train_manifest=str(scene.train), val_manifest=str(scene.val), base_model=SCALED, epochs=1, image_size=64,
+        batch=4, sanity_batches=0, checkpoint_uri=str(tmp_path / "store"),
+    )  # fmt: skip
+    first = worker(spec, tmp_path / "first", {"KFP_GATE_RUN_ID": "monday"})
+    other = worker(spec.with_changes(seed=7), tmp_path / "other", {"KFP_GATE_RUN_ID": "tuesday"})
+    again = worker(spec, tmp_path / "again", {"KFP_GATE_RUN_ID": "monday"})
+    for done in (first, other, again):
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "holds checkpoints of another run (monday), which are left alone" in other.stdout
+    assert "resuming from" not in other.stdout and "KFP_GATE_PROGRESS" in other.stdout
+    # The first run's retry, on a new pod, finds its own: trained already, though the pointer is the other run's.
+    assert "the training ended at epoch 1 already" in again.stdout
+    models = [read_card(tmp_path / name / "model").sha256 for name in ("first", "other", "again")]
+    assert models[0] == models[2] != models[1]
