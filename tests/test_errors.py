@@ -44,6 +44,9 @@ def test_secrets_of_the_environment_never_show(monkeypatch: pytest.MonkeyPatch) 
     assert "u:other" not in str(error)
     # A file's name is where to look, and two letters would blank out half the text.
     assert hide_secrets("see /var/run/token about ab, true") == "see /var/run/token about ab, true"
+    # The step has the name of the cluster's Secret in its environment: whoever must create it needs to read it.
+    monkeypatch.setenv("KFP_GATE_SECRET", "kfp-gate-credentials")
+    assert hide_secrets("no Secret kfp-gate-credentials") == "no Secret kfp-gate-credentials"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ LISTED_PROBLEMS = 20
 _SECRET_VARIABLE = re.compile(r"TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIAL|API_?KEY|ACCESS_KEY|WEBHOOK", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
 _SHORTEST_SECRET = 4
+_NAMES = frozenset({"KFP_GATE_SECRET"})
+"""Variables that name a Secret of the cluster: the reader of a message needs the name."""
 _SWITCHES = frozenset({"true", "false", "none", "null"})
 
 
@@ -32,7 +34,10 @@ def hide_secrets(text: str) -> str:
     secrets = [
         value
         for name, value in os.environ.items()
-        if len(value) >= _SHORTEST_SECRET and _SECRET_VARIABLE.search(name) and not _is_harmless(value)
+        if len(value) >= _SHORTEST_SECRET
+        and _SECRET_VARIABLE.search(name)
+        and name not in _NAMES
+        and not _is_harmless(value)
     ]
     for value in sorted(secrets, key=len, reverse=True):
         text = text.replace(value, "***")
