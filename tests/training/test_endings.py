@@ -12,6 +12,7 @@ from kfp_gate.evaluation.model_folder import read_card
 from kfp_gate.training.checkpoints import Checkpoints, find_latest
 from kfp_gate.training.spec import TrainingSpec
 
+from .launch import free_port
 from .scene import SCALED, make_scene
 from .test_training import worker
 
@@ -80,6 +81,33 @@ def test_best_weights_of_a_step_that_a_full_disk_cost_travel_with_the_next(
     best = latest.files[f"best/{course.slot('map50_95')}.pt"]
     assert (store / best.key).read_bytes() == b"best 2"
     assert course.record.weights["map50_95"]["epoch"] == 2
+
+
+JOINS = """
+import sys, time
+from datetime import timedelta
+import torch
+from kfp_gate.training.group import Group
+from kfp_gate.training.ranks import Ranks
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+time.sleep(9 * rank)
+group = Group(Ranks(rank=rank, world_size=2, port=port), torch.device("cpu"), timeout_s=2)
+print(group.broadcast({"from": 0} if rank == 0 else None), group.store.timeout == timedelta(seconds=2))
+group.close()
+"""
+
+
+@pytest.mark.all_only
+def test_a_rank_that_comes_later_than_a_collective_may_take_is_waited_for() -> None:
+    """Its node or its image may take longer than ten minutes; the others are there already."""
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", JOINS, str(rank), port], stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert said == ["{'from': 0} True\n"] * 2
+    assert [rank.returncode for rank in ranks] == [0, 0]
 
 
 @pytest.mark.all_only

@@ -7,6 +7,7 @@ one rank alone can fail ends in `agree`; for all other places there is `kfp_gate
 import json
 import logging
 import math
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +22,12 @@ log = logging.getLogger(__name__)
 CHUNK = 16 << 20
 """Bytes per broadcast of a large payload, so that no rank needs it twice in memory."""
 
+JOIN_S = 3600.0
+"""How long ranks wait for each other at the start: a pod may wait for a node or its image, longer than any collective
+may take. A rank that failed before it came is the launcher's to see."""
+
+CONNECT_S = 15.0
+
 
 class Group:
     """All ranks of this training. With one rank every call is local and there is no process group."""
@@ -33,7 +40,8 @@ class Group:
         timeout = timedelta(seconds=timeout_s)
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
-            self.store = open_store(ranks, timeout)
+            self.store = _join(ranks)
+            self.store.set_timeout(timeout)
             dist.init_process_group(
                 backend, store=dist.PrefixStore("kfp-gate", self.store), rank=ranks.rank,
                 world_size=ranks.world_size, timeout=timeout,
@@ -176,6 +184,29 @@ def open_store(ranks: Ranks, timeout: timedelta, *, client: bool = False) -> Any
     return dist.TCPStore(
         ranks.address, ranks.port, ranks.world_size, is_master=host, timeout=timeout, wait_for_workers=False
     )
+
+
+def _join(ranks: Ranks) -> Any:
+    """The store, once every rank is here: only then does a collective's timeout begin to count.
+
+    In short waits: a signal is heard between two of them, and not inside one.
+    """
+    deadline = time.monotonic() + JOIN_S
+    while True:
+        try:
+            store = open_store(ranks, timedelta(seconds=CONNECT_S))
+            break
+        except RuntimeError:
+            # The host of the store fails for a reason of its own, such as a port that is taken.
+            if (ranks.rank == 0 and not ranks.agent_store) or time.monotonic() > deadline:
+                raise
+    arrived = dist.PrefixStore("kfp-gate-join", store)
+    arrived.set(str(ranks.rank), "1")
+    while missing := [rank for rank in range(ranks.world_size) if not arrived.check([str(rank)])]:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"ranks {missing[:8]} did not come within {JOIN_S:.0f} s")
+        time.sleep(0.2)
+    return store
 
 
 def first_line(error: BaseException) -> str:
