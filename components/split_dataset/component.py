@@ -64,6 +64,7 @@ def split_dataset(
     from kfp_gate.steps import step
 
     with step("split_dataset", tracking_uri=tracking_uri, experiment=experiment) as told:
+        import json
         from pathlib import Path
 
         from kfp_gate.data import coverage as report
@@ -88,8 +89,11 @@ def split_dataset(
             manifest = result.manifests[name]
             write_manifest(manifest, Path(artifact.path))
             artifact.metadata.update(digest=manifest.digest, images=len(manifest), classes=list(manifest.classes))
-        for name, value in report.metrics(result.coverage).items():
+        values = report.metrics(result.coverage)
+        for name, value in values.items():
             metrics.log_metric(name, value)
+        # Without a file behind every output kfp's local cache takes the entry for a damaged one.
+        Path(metrics.path).write_text(json.dumps(values), encoding="utf-8")
         Path(coverage.path).write_text(report.html(result.coverage), encoding="utf-8")
         print(report.text(result.coverage), flush=True)
         told.update(notes=list(result.notes), coverage=coverage.path)

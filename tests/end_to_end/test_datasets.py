@@ -17,7 +17,7 @@ SHORT = [*parameters(epochs=1, image_size=64, batch=8), "-p", TINY]
 
 
 def write_set(folder: Path, names: list[str], *, groups: int, frames: int = 2, per_image: int = 20) -> Path:
-    """A data set of flat rectangles; the last class occurs in a single group, so in a single split."""
+    """A data set of noise; the last class occurs in a single group, so in a single split."""
     rng = np.random.default_rng(0)
     (folder / "images").mkdir(parents=True)
     (folder / "labels").mkdir()
@@ -28,7 +28,9 @@ def write_set(folder: Path, names: list[str], *, groups: int, frames: int = 2, p
             pixels = rng.integers(0, 255, size=(64, 96, 3), dtype=np.uint8)
             lines = []
             for box in range(per_image):
-                index = (group * per_image + box) % max(1, len(names) - 1) if group else len(names) - 1
+                # The first classes are everywhere, the last one in a single group, so in a single split.
+                index = min(box, 2) if box < 3 else int(rng.integers(max(1, len(names) - 1)))
+                index = index % max(1, len(names) - 1) if group else len(names) - 1
                 x, y = rng.uniform(0.2, 0.8, size=2)
                 lines.append(f"{index} {x:.4f} {y:.4f} 0.1 0.1\n")
             stem = f"clip{group:03d}_frame_{frame:03d}"
