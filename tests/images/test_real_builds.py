@@ -31,7 +31,7 @@ from kfp_gate.images.requirements import Project, read_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-CPU_IMAGES = ("split-dataset", "launch-training", "register-model", "record-outcome")
+CPU_IMAGES = ("split-dataset", "launch-training", "judge-evaluation", "register-model", "record-outcome")
 LARGEST = 1000
 """Bytes above the base, in MB: pyarrow and mlflow-skinny are most of it; torch would be thousands."""
 
