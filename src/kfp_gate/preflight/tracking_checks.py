@@ -18,7 +18,7 @@ from kfp_gate.tracking_address import URI_VARIABLE, resolve
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 30.0
+PATIENCE = 15.0
 """Seconds: a server that is just restarting should not stop a pipeline, a dead one should."""
 
 OLDEST = (3, 0)

@@ -20,7 +20,7 @@ from kfp_gate.registry.webhook import notify
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 60.0
+PATIENCE = 30.0
 """Seconds to wait for the tracking server."""
 
 SELF = "record_outcome"

@@ -22,7 +22,7 @@ from kfp_gate.registry.tracking import Tracking, connect
 log = logging.getLogger(__name__)
 
 PREFIX = "kfp_gate.step."
-PATIENCE = 8.0
+PATIENCE = 3.0
 """Seconds: a step must not wait long for a server that only keeps its diary."""
 
 MESSAGE_LIMIT = 4000
