@@ -93,7 +93,8 @@ def test_the_package_list_is_complete() -> None:
     """A folder that is missing from the list would be absent from the wheel and only there."""
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     homes = {"kfp_gate": "src/kfp_gate", "kfp_gate.components": "components", "kfp_gate.pipelines": "pipelines"}
-    expected = {"kfp_gate.image_files"}
+    images = [lock.parent.name for lock in (ROOT / "images").glob("*/constraints.txt")]
+    expected = {"kfp_gate.image_files", "kfp_gate.templates", *(f"kfp_gate.image_files.{name}" for name in images)}
     for package, home in homes.items():
         for init in (ROOT / home).rglob("__init__.py"):
             below = init.parent.relative_to(ROOT / home).parts

@@ -93,7 +93,7 @@ class Terminal:
         if gate:
             print_(_verdict_table(json.loads(Path(gate["verdict"]).read_text(encoding="utf-8"))))
             style, word = ("bold green", "PASSED") if gate["passed"] else ("bold red", "REFUSED")
-            print_(Text(f"{word}: {gate['summary']}", style=style))
+            print_(Text(f"{word}: {gate['summary'].partition(': ')[2]}", style=style))
         registered = state.result("register_model")
         if registered.get("version"):
             print_(f"registered: {registered['name']} version {registered['version']}"
