@@ -311,9 +311,10 @@ def test_build_push_record_compile_is_one_chain(built, checkout, tmp_path):
     program = "import sys; from kfp_gate.cli import main; sys.argv[1:] = sys.argv[1:]; main()"
     command = [sys.executable, "-c", program, "compile", "--out", str(tmp_path / "compiled")]
     subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(target)}, cwd=tmp_path)
-    spec = next(yaml.safe_load_all((tmp_path / "compiled" / "gate.yaml").read_text()))
+    specs = [next(yaml.safe_load_all(file.read_text())) for file in sorted((tmp_path / "compiled").iterdir())]
     images = {
         name.removeprefix("exec-"): executor["container"]["image"]
+        for spec in specs
         for name, executor in spec["deploymentSpec"]["executors"].items()
         if "container" in executor
     }
