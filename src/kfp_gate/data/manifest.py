@@ -177,7 +177,8 @@ def read_manifest(path: Path | str) -> Manifest:
     data = open_store(folder or ("/" if where.startswith("/") else ".")).read(name)
     # OSError: pyarrow's word for damage within a file.
     try:
-        table = pq.read_table(io.BytesIO(data))
+        # In this thread: Arrow's readers of their own can abort a process that ends soon after.
+        table = pq.ParquetFile(io.BytesIO(data), pre_buffer=False).read(use_threads=False)
         facts = json.loads((table.schema.metadata or {})[_KEY])
         if int(facts["version"]) > VERSION:
             raise InvalidInput(

@@ -141,7 +141,8 @@ def read_fingerprints(folder: Path) -> "pa.Table | None":
     if not path.is_file():
         return None
     try:
-        table = pq.read_table(path, columns=list(FINGERPRINT_COLUMNS))
+        # In this thread, as in `read_manifest`.
+        table = pq.ParquetFile(path, pre_buffer=False).read(use_threads=False).select(list(FINGERPRINT_COLUMNS))
         # A missing value is equal to none, and would prove whatever is asked.
         if not pa.types.is_integer(table.schema.field("phash").type) or any(c.null_count for c in table.columns):
             raise ValueError("hashes that are no numbers, or missing values")
