@@ -421,7 +421,7 @@ def test_the_launchers_own_deadline_keeps_the_evidence(cluster, tmp_path):
         for pod in job.start():
             pod.write("epoch 1/2 of a long training")
 
-    outcome = Launcher(cluster, tmp_path, deadline_seconds=1).run(endless)
+    outcome = Launcher(cluster, tmp_path, deadline_seconds=4).run(endless)
     assert outcome.cause == "deadline"
     assert any("epoch 1/2" in line for end in outcome.ranks for line in end.last_lines)
     from double.cluster import TRAINJOB
