@@ -2,13 +2,14 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from kfp_gate.launching.processes import free_port
 
 HERE = Path(__file__).parent
 
@@ -51,12 +52,6 @@ class Running:
             Rank(c, log.read_text(encoding="utf-8"), f)
             for c, log, f in zip(codes, self.logs, self.folders, strict=True)
         ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(

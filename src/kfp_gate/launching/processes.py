@@ -5,6 +5,7 @@ loop. When a rank fails the others are stopped: SIGTERM, a grace time, SIGKILL.
 """
 
 import os
+import random
 import selectors
 import shutil
 import signal
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kfp_gate.errors import InvalidInput
+from kfp_gate.errors import Broken, InvalidInput
 from kfp_gate.launching.causes import NEXT_CHECK, Seen, explain, with_cause
 from kfp_gate.launching.options import LaunchOptions
 from kfp_gate.launching.outcome import Outcome, RankEnd
@@ -232,7 +233,7 @@ def _environments(options: LaunchOptions) -> list[dict[str, str]]:
         "WORLD_SIZE": str(world),
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "PYTHONUNBUFFERED": "1",
         # Without this each of N ranks starts as many threads as the machine has cores.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world))),
@@ -247,10 +248,20 @@ def _environments(options: LaunchOptions) -> list[dict[str, str]]:
     ]  # fmt: skip
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> int:
+    """A port that nothing listens on now, below the range from which the kernel gives ports to connections: one of
+    those could be taken by the time that rank 0 listens."""
+    for port in random.SystemRandom().sample(range(20000, 32000), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise Broken(
+        "no free port among 100 tried", expected="one from 20000 to 31999 that nothing listens on", where="this machine",
+        next_step="end what holds the ports",
+    )  # fmt: skip
 
 
 def _keep_records(ranks: list[_Rank], records: Path) -> None:
