@@ -22,7 +22,7 @@ def _pipelines_api() -> Any:
     """The double of the pipelines' server, which lies beside the tests of `submit`."""
     name = "pipelines_api"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / "submit" / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / "submitting" / f"{name}.py")
         assert spec and spec.loader
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])

@@ -259,7 +259,7 @@ def free_port() -> int:
                 continue
             return port
     raise Broken(
-        "no free port among 100 tried", expected="one from 20000 to 31999 that nothing listens on", where="this machine",
+        "no free port among 100 tried", expected="a free one from 20000 to 31999", where="this machine",
         next_step="end what holds the ports",
     )  # fmt: skip
 
