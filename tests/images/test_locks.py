@@ -52,7 +52,7 @@ def test_requirements_that_contradict_each_other_give_the_chain(copy):
 
 
 def test_an_index_that_does_not_answer(copy, tmp_path, monkeypatch):
-    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with pytest.raises(Unavailable, match="could not reach the package index"):
