@@ -1,10 +1,5 @@
-"""Checkouts to spoil, and snapshots of texts.
+"""Checkouts to spoil."""
 
-`snapshot(name, text)` compares with `snapshots/<name>.txt`. Renew on purpose with
-`KFP_GATE_RENEW_SNAPSHOTS=1 pytest tests/images`, and read the diff.
-"""
-
-import os
 import shutil
 from pathlib import Path
 
@@ -13,20 +8,6 @@ import pytest
 from kfp_gate.images.requirements import Project, read_project
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = Path(__file__).parent / "snapshots"
-
-
-@pytest.fixture
-def snapshot():
-    def compare(name: str, text: str) -> None:
-        path = FOLDER / f"{name}.txt"
-        if os.environ.get("KFP_GATE_RENEW_SNAPSHOTS"):
-            FOLDER.mkdir(exist_ok=True)
-            path.write_text(text + "\n", encoding="utf-8")
-        assert path.is_file(), f"no snapshot {path.name}: renew as the head of conftest.py says"
-        assert text + "\n" == path.read_text(encoding="utf-8")
-
-    return compare
 
 
 @pytest.fixture
