@@ -169,7 +169,7 @@ class Session:
         arguments: dict[str, Any] = {
             "plots": False, "deterministic": True, **spec.overrides, "task": "detect", "mode": "train",
             "model": str(model), "data": str(data.data_yaml), "epochs": spec.epochs, "imgsz": spec.image_size,
-            "batch": spec.batch, "seed": spec.seed, "patience": 0, "workers": spec.workers if gpu else 0,
+            "batch": spec.batch, "seed": spec.seed, "patience": 0, "workers": spec.loader_processes(gpu=gpu),
             "device": str(group.device.index) if gpu else "cpu", "project": str(self.private), "name": "upstream",
             "exist_ok": True, "val": True, "save": False,
         }  # fmt: skip

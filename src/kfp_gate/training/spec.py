@@ -19,6 +19,9 @@ SCHEMA_VERSION = 1
 
 STOP_ON_ALL, STOP_OFF = "all", "off"
 
+GPU_WORKERS = 4
+"""Loader processes of a rank on a GPU where `workers` leaves it open."""
+
 OWNED_OVERRIDES = {
     "model": "base_model", "data": "train_manifest and val_manifest", "epochs": "epochs", "imgsz": "image_size",
     "batch": "batch", "seed": "seed", "patience": "patience", "device": "device", "workers": "workers",
@@ -66,7 +69,8 @@ class TrainingSpec:
         confidence: at which precision, recall and the rates are taken.
         validation_batch: images per prediction batch; 0: twice a rank's share of `batch`. Changes no value.
         overrides: further arguments of the upstream trainer, such as `{"lr0": 0.004, "optimizer": "AdamW"}`.
-        workers: loader processes per rank (none on CPU).
+        workers: loader processes per rank; -1: 4 on a GPU, none on a CPU. Upstream starts no more than the node has
+            cores or the epoch has batches. With any, a resumed run is another draw.
         device: "auto" (the rank's GPU, else CPU), "cpu" or "cuda".
         precision: "auto" (mixed precision on GPU), "fp32" or "bf16".
         checkpoint_uri: where checkpoints and evidence go while training runs; empty: the worker's folder.
@@ -98,7 +102,7 @@ class TrainingSpec:
     confidence: float = 0.25
     validation_batch: int = 0
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    workers: int = 4
+    workers: int = -1
     device: str = "auto"
     precision: str = "auto"
     checkpoint_uri: str = ""
@@ -194,6 +198,12 @@ class TrainingSpec:
         missing = object()
         return {k: (earlier.get(k), v) for k, v in now.items() if earlier.get(k, missing) != v}
 
+    def loader_processes(self, *, gpu: bool) -> int:
+        """Loader processes to ask for on a rank with or without a GPU."""
+        if self.workers >= 0:
+            return self.workers
+        return GPU_WORKERS if gpu else 0
+
     def with_changes(self, **changes: Any) -> "TrainingSpec":
         """A copy with some fields changed."""
         return replace(self, **changes)
@@ -214,7 +224,7 @@ def _ranges(spec: TrainingSpec) -> list[Problem]:
             problems.append(Problem(name, f"{value!r}: expected a number from {low:g} to {high:g}"))
 
     for name, low in (("epochs", 1), ("image_size", 32), ("batch", 1), ("seed", 0), ("patience", 0), ("min_epochs", 0),
-                      ("sanity_batches", 0), ("workers", 0), ("validation_batch", 0)):  # fmt: skip
+                      ("sanity_batches", 0), ("workers", -1), ("validation_batch", 0)):  # fmt: skip
         whole(name, low)
     for name, least in (("min_delta", 0.0), ("upload_bound_s", 0.0), ("heartbeat_bound_s", 0.0),
                       ("peer_timeout_s", 1.0), ("collective_timeout_s", 1.0)):  # fmt: skip

@@ -6,6 +6,7 @@ checkpoints and tracking are handed in as a `Course`, which this class calls at 
 """
 
 import math
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -52,6 +53,8 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         self.batch_index = -1
         self.last_step = -1
         super().__init__(overrides=overrides)
+        # Upstream allows no loader processes on a CPU; who asks for some there gets them.
+        self.args.workers = overrides["workers"]
         # Upstream's callbacks go as a whole: its trackers attach themselves by the class's name, and its MLflow
         # callback turns every failure into a warning, and tracking off for the rest of the run.
         self.callbacks: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
@@ -102,6 +105,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         if mode == "val":
             return _NoLoader()
         loader = super().get_dataloader(dataset_path, batch_size, rank, mode)
+        loader.worker_init_fn = _LoaderStart(loader.worker_init_fn)
         batches = loader.batch_sampler.sampler
         if isinstance(batches.sampler, RandomSampler):
             batches.sampler = _Order(batches.sampler)
@@ -218,6 +222,18 @@ class _Order:
 
     def __iter__(self) -> Iterator[int]:
         yield from torch.randperm(len(self.sampler), generator=self.sampler.generator).tolist()
+
+
+class _LoaderStart:
+    """The start of a loader process. A forked one inherits the worker's answer to SIGTERM, and would leave evidence
+    of its own; it simply ends."""
+
+    def __init__(self, upstreams: Callable[[int], None]) -> None:
+        self.upstreams = upstreams
+
+    def __call__(self, number: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.upstreams(number)
 
 
 class _NoLoader:

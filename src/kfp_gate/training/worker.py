@@ -77,6 +77,8 @@ def _on_sigterm(end: Callable[[], None], *, busy: Callable[[], bool] = lambda: F
         timer = threading.Timer(TERMINATION_S, end)
         timer.daemon = True
         timer.start()
+        # Loader processes may get the same signal: their end is not what ended this rank.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         raise Terminated("SIGTERM: the pod is being ended")
 
     signal.signal(signal.SIGTERM, handle)
