@@ -5,6 +5,7 @@ from kfp_gate.components import split_dataset, launch_training, validation_gate,
 
 import inspect as _inspect  # underscored: completion would show it among the components
 
+from kfp_gate.components.diagnose_training.component import diagnose_training
 from kfp_gate.components.judge_evaluation.component import judge_evaluation
 from kfp_gate.components.launch_training.component import launch_training
 from kfp_gate.components.preflight.component import preflight
@@ -14,6 +15,7 @@ from kfp_gate.components.split_dataset.component import split_dataset
 from kfp_gate.components.validation_gate.component import validation_gate
 
 __all__ = [
+    "diagnose_training",
     "judge_evaluation",
     "launch_training",
     "preflight",

@@ -25,6 +25,18 @@ class _Component:
     component_spec: ComponentSpec
     python_func: Callable[..., Any]
 
+class _DiagnoseTraining(_Component):
+    """Say in one sentence what a training waits for, with evidence, and what a change would bring."""
+
+    def __call__(
+        self,
+        *,
+        record: _Channel = ...,
+        run_uri: _Text = ...,
+        tracking_uri: _Text = ...,
+        experiment: _Text = ...,
+    ) -> PipelineTask: ...
+
 class _JudgeEvaluation(_Component):
     """Take the records that a gate kept and judge them again, in seconds and on a CPU."""
 
@@ -68,6 +80,9 @@ class _LaunchTraining(_Component):
         min_delta: _Number = ...,
         min_epochs: _Whole = ...,
         training_options: _Mapped = ...,
+        workers: _Whole = ...,
+        probe_steps: _Whole = ...,
+        profile_steps: _Whole = ...,
         resume_from: _Text = ...,
         backend: _Text = ...,
         nodes: _Whole = ...,
@@ -207,6 +222,7 @@ class _ValidationGate(_Component):
         experiment: _Text = ...,
     ) -> PipelineTask: ...
 
+diagnose_training: _DiagnoseTraining
 judge_evaluation: _JudgeEvaluation
 launch_training: _LaunchTraining
 preflight: _Preflight
@@ -215,4 +231,4 @@ register_model: _RegisterModel
 split_dataset: _SplitDataset
 validation_gate: _ValidationGate
 
-__all__ = ["judge_evaluation", "launch_training", "preflight", "record_outcome", "register_model", "split_dataset", "validation_gate"]
+__all__ = ["diagnose_training", "judge_evaluation", "launch_training", "preflight", "record_outcome", "register_model", "split_dataset", "validation_gate"]

@@ -1,7 +1,7 @@
 """Start the ranks of a training, follow them to their end, and explain a failure."""
 
 from kfp import dsl
-from kfp.dsl import HTML, Dataset, Input, Model, Output
+from kfp.dsl import HTML, Artifact, Dataset, Input, Model, Output
 
 from kfp_gate.images.names import reference
 
@@ -12,6 +12,7 @@ def launch_training(
     val: Input[Dataset],
     model: Output[Model],
     training: Output[HTML],
+    record: Output[Artifact],
     base_model: str = "yolo11n.yaml",
     epochs: int = 100,
     image_size: int = 640,
@@ -23,6 +24,9 @@ def launch_training(
     min_delta: float = 0.0,
     min_epochs: int = 0,
     training_options: dict = {},
+    workers: int = -1,
+    probe_steps: int = 0,
+    profile_steps: int = 0,
     resume_from: str = "",
     backend: str = "processes",
     nodes: int = 1,
@@ -59,6 +63,10 @@ def launch_training(
         min_delta: What a value must gain to count as an improvement.
         min_epochs: Never stop earlier.
         training_options: Further training settings by their Ultralytics names, for instance {"lr0": 0.004}.
+        workers: Loader processes of each rank; -1: four on a GPU, none on a CPU.
+        probe_steps: Above 0: no training but a bounded probe of its speed, with so many steps on images as they come
+            and as many on images held in memory. The model is of no use.
+        profile_steps: Above 0: profile so many steps after the warm-up, once.
         resume_from: Checkpoint location of an earlier run to continue from.
         backend: processes (this step's own machine), trainjob or pytorchjob.
         nodes: Nodes, or groups of local processes.
@@ -76,12 +84,14 @@ def launch_training(
 
     Returns:
         model: Folder with the weights, their card and the fingerprints of the images they were chosen on.
-        training: Curves, phases, memory and monitors.
+        training: Curves, phases, memory and monitors, and what held the training back.
+        record: The training record and the timeline of every rank, for `diagnose_training`.
     """
     from kfp_gate.steps import run_id, step
 
     with step("launch_training", tracking_uri=tracking_uri, experiment=experiment) as told:
         from pathlib import Path
+        from shutil import copytree
         from tempfile import TemporaryDirectory
 
         from kfp_gate.launching.launch import launch
@@ -103,6 +113,9 @@ def launch_training(
             min_delta=min_delta,
             min_epochs=min_epochs,
             overrides=training_options,
+            workers=workers,
+            probe_steps=probe_steps,
+            profile_steps=profile_steps,
             resume_from=resume_from,
             checkpoint_uri=checkpoint_uri,
             tracking_uri=tracking_uri,
@@ -128,5 +141,9 @@ def launch_training(
             )
             outcome = launch(spec, options, Path(model.path))
             outcome.raise_if_failed()
-            Path(training.path).write_text(report.page(Path(records) / "rank-0" / "training"), encoding="utf-8")
+            kept = Path(records) / "rank-0" / "training"
+            Path(training.path).write_text(report.page(kept), encoding="utf-8")
+            # A command of the user's own need not keep a record; the output exists all the same.
+            kept.mkdir(parents=True, exist_ok=True)
+            copytree(kept, record.path, dirs_exist_ok=True)
         told.update(training=training.path)

@@ -61,16 +61,16 @@ def demo(
 
 @app.command()
 def run(
-    dataset: Annotated[str, typer.Option(help="Path or s3:// prefix of a labelled dataset.")],
+    dataset: Annotated[str, typer.Option(help="Path or s3:// prefix of a labelled dataset.")] = "",
     parameter: Annotated[
         list[str] | None, typer.Option("--parameter", "-p", help="Pipeline parameter as name=value; repeat it.")
     ] = None,
-    pipeline: Annotated[str, typer.Option(help="gate or gate_existing_model, or a compiled YAML file.")] = "gate",
+    pipeline: Annotated[str, typer.Option(help="gate, gate_existing_model, rejudge or diagnose, or a compiled YAML file.")] = "gate",
     out: Annotated[Path, typer.Option(help="Folder for the run and the reports.")] = Path("kfp-gate-runs"),
     cache: Annotated[bool, typer.Option(help="Take split and training from an equal earlier run.")] = True,
 ) -> None:
     """Run a pipeline on this machine. Exits 0 passed, 3 refused, 1 broken, 2 bad input."""
-    arguments = {"dataset": dataset, **_pairs(parameter or [])}
+    arguments = {**({"dataset": dataset} if dataset else {}), **_pairs(parameter or [])}
     raise typer.Exit(_run_and_show(pipeline, arguments, out.resolve(), cache=cache))
 
 
@@ -99,7 +99,7 @@ def compile_(
 
 @app.command()
 def submit(
-    pipeline: Annotated[str, typer.Argument(help="Compiled YAML file, or gate or gate_existing_model.")] = "",
+    pipeline: Annotated[str, typer.Argument(help="Compiled YAML file, or gate, gate_existing_model, rejudge or diagnose.")] = "",
     parameter: Annotated[
         list[str] | None,
         typer.Option("--parameter", "-p", help="name=value; name=@FILE reads the JSON of a list or dict; repeat it."),
@@ -175,7 +175,7 @@ def submit(
 
 @app.command()
 def parameters(
-    pipeline: Annotated[str, typer.Argument(help="gate or gate_existing_model, or a compiled YAML file.")] = "gate",
+    pipeline: Annotated[str, typer.Argument(help="gate, gate_existing_model, rejudge or diagnose, or a compiled YAML file.")] = "gate",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List the parameters of a pipeline: name, type, default and what it is for."""
@@ -228,7 +228,7 @@ def _run_and_show(pipeline: str, arguments: dict[str, Any], out: Path, *, cache:
     folder = out / "runs" / run_id[:8]
     folder.mkdir(parents=True, exist_ok=True)
     file = _pipeline_file(pipeline, folder)
-    given = {**_local_defaults(arguments, out), **arguments}
+    given = {**_local_defaults(file, out), **arguments}
     job = {
         "pipeline": str(file),
         "arguments": _checked(file, given),
@@ -247,10 +247,14 @@ def _run_and_show(pipeline: str, arguments: dict[str, Any], out: Path, *, cache:
     return state.exit_code
 
 
-def _local_defaults(arguments: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """What differs between this machine and a cluster."""
+def _local_defaults(file: Path, out: Path) -> dict[str, Any]:
+    """What differs between this machine and a cluster, of what the pipeline knows."""
+    from kfp_gate.submitting.parameters import declared
+
     tracking = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{out / 'mlflow.db'}"
-    return {"backend": "processes", "gpus_per_node": 0, "tracking_uri": tracking}
+    here = {"backend": "processes", "gpus_per_node": 0, "tracking_uri": tracking}
+    known = declared(file.read_text(encoding="utf-8"))
+    return {name: value for name, value in here.items() if name in known}
 
 
 def _pipeline_file(pipeline: str, folder: Path) -> Path:

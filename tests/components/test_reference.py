@@ -77,9 +77,12 @@ def test_page_says_what_the_interface_says(name: str) -> None:
 def test_pages_tell_the_resources_of_the_compiled_pipelines(pages: dict[str, component_docs.Page]) -> None:
     (use,) = [u for u in pages["validation_gate"].uses if u.pipeline == "gate"]
     assert (use.cpu, use.memory, use.gpus, use.shared_memory, use.cached) == ("4", "16Gi", 1, "2Gi", False)
-    assert {name: page.uses[0].cached for name, page in pages.items()} == {
-        name: name in ("split_dataset", "launch_training") for name in NAMES
-    }
+    cached = {(name, use.pipeline) for name, page in pages.items() for use in page.uses if use.cached}
+    # The training of `diagnose` is a measurement: a stored one would tell of other machines.
+    assert cached == {
+        ("split_dataset", "gate"), ("split_dataset", "gate_existing_model"), ("split_dataset", "diagnose"),
+        ("launch_training", "gate"),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -413,13 +413,15 @@ def test_the_gate_of_every_shipped_pipeline_is_found(file: Path) -> None:
         assert found.optional_name
 
 
-def test_a_pipeline_without_a_gate_passes_by_succeeding(tmp_path: Path) -> None:
+def test_a_pipeline_whose_steps_wait_for_no_gate_is_done_by_succeeding(tmp_path: Path) -> None:
     tasks = following.Tasks(("a",), (), ())
 
     class Run:
         state, run_details, error = "SUCCEEDED", None, None
 
-    assert following.ended(Run(), tasks).kind == "passed"
+    ending = following.ended(Run(), tasks)
+    assert (ending.kind, ending.exit_code) == ("done", 0)
+    assert str(ending) == "done: what it found is in the outputs of its steps"
 
 
 @pytest.mark.parametrize("states", [("SKIPPED", "SUCCEEDED"), ("SUCCEEDED", "SKIPPED")])

@@ -24,6 +24,9 @@ _LAST_LINES = 15
 PASSED, BROKEN, BAD_INPUT, REFUSED = 0, 1, 2, 3
 """Exit codes of `run`: registered or passed, broken, bad input, refused by the gate."""
 
+GATES = ("validation_gate", "judge_evaluation")
+"""Steps that refuse."""
+
 
 @dataclass
 class RunState:
@@ -50,8 +53,11 @@ class RunState:
         """Exit code of the run once it ended."""
         if self.failed is not None:
             return BAD_INPUT if self.failed.get("exit_code") == BAD_INPUT else BROKEN
-        passed = self.result("validation_gate").get("passed")
-        return BROKEN if passed is None else PASSED if passed else REFUSED
+        gates = [self.result(step)["passed"] for step in GATES if "passed" in self.result(step)]
+        if not gates:
+            # A gate that began must say something; a pipeline without one has nothing to refuse.
+            return BROKEN if not self.events or any(step in self.events for step in GATES) else PASSED
+        return PASSED if all(gates) else REFUSED
 
 
 Seen = Callable[[RunState], None]

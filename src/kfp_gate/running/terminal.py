@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from kfp_gate.running.local import LOG_FILE, RunState
+from kfp_gate.running.local import GATES, LOG_FILE, RunState
 
 _DOING = {
     "split_dataset": "splitting the dataset",
@@ -22,6 +22,8 @@ _DOING = {
     "validation_gate": "judging on the test set",
     "register_model": "registering",
     "record_outcome": "recording the outcome",
+    "judge_evaluation": "judging a stored evaluation",
+    "diagnose_training": "looking for what held it back",
 }
 
 _STYLES = {"met": "green", "missed": "bold red", "insufficient": "yellow", "waived": "magenta"}
@@ -89,7 +91,9 @@ class Terminal:
             print_(Text(str(state.failed["message"])))
             print_(f"\nwhole log: {self.folder / LOG_FILE}", markup=False)
             return
-        gate = state.result("validation_gate")
+        if answer := state.result("diagnose_training").get("answer"):
+            print_(Text(answer, style="bold"))
+        gate = next((g for name in GATES if (g := state.result(name))), {})
         if gate:
             print_(_verdict_table(json.loads(Path(gate["verdict"]).read_text(encoding="utf-8"))))
             style, word = ("bold green", "PASSED") if gate["passed"] else ("bold red", "REFUSED")
@@ -102,6 +106,7 @@ class Terminal:
             print_("registered: nothing" + ("" if gate["passed"] else " (the gate refused)"), markup=False)
         for name, path in (
             ("report", gate.get("report")),
+            ("diagnosis", state.result("diagnose_training").get("report")),
             ("coverage", state.result("split_dataset").get("coverage")),
             ("training", state.result("launch_training").get("training")),
         ):

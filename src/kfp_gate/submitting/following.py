@@ -48,8 +48,8 @@ class Ending:
     """How a run ended.
 
     Attributes:
-        kind: registered, passed, refused, failed, canceled, or unknown: succeeded, and the server does not say what
-            became of the gate.
+        kind: registered, passed, refused, failed, canceled, done (nothing hangs on a gate: what was found is in the
+            outputs), or unknown: succeeded, and the server does not say what became of the gate.
         failed: steps that failed, the first one first.
         said: the server's message about the failure.
     """
@@ -61,7 +61,7 @@ class Ending:
     @property
     def exit_code(self) -> int:
         """0 registered or passed, 3 refused, 1 everything else."""
-        return {"registered": PASSED, "passed": PASSED, "refused": REFUSED}.get(self.kind, BROKEN)
+        return {"registered": PASSED, "passed": PASSED, "done": PASSED, "refused": REFUSED}.get(self.kind, BROKEN)
 
     def __str__(self) -> str:
         if self.kind == "failed":
@@ -70,6 +70,7 @@ class Ending:
         return {
             "registered": "passed, and its model is registered",
             "passed": "passed",
+            "done": "done: what it found is in the outputs of its steps",
             "refused": "refused by the gate: nothing is registered, and the gate's report says which class missed what",
             "canceled": "canceled",
         }.get(self.kind, "succeeded, but the server does not tell what the gate decided: look at the run's page")
@@ -150,7 +151,7 @@ def ended(run: Any, tasks: Tasks) -> Ending:
         names = tuple(dict.fromkeys(_step(name, tasks) for _, name in failed))
         return Ending("failed", names, _error(run))
     if not tasks.conditions:
-        return Ending("passed")
+        return Ending("done")
     gates = [found.get(name) for name in tasks.conditions]
     if "SKIPPED" in gates:
         return Ending("refused")
