@@ -1,5 +1,7 @@
 """Who a process is, under torchrun, TrainJob, PyTorchJob, and alone."""
 
+from pathlib import Path
+
 import pytest
 
 from kfp_gate.errors import InvalidInput
@@ -42,3 +44,17 @@ def test_several_processes_per_pod_need_torchrun() -> None:
 def test_contradictions_are_refused(env: dict[str, str]) -> None:
     with pytest.raises(InvalidInput):
         read_ranks(env)
+
+
+def test_a_rank_that_is_no_number_is_told_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kfp_gate.training import worker
+
+    monkeypatch.setenv("RANK", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as ended:
+        worker.main(["--spec", str(tmp_path / "spec.json"), "--out", str(tmp_path)])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().out
+    assert 'KFP_GATE_FAILURE {"rank": 0, "kind": "user"' in printed and "Traceback" not in printed

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from registry.server import Server
+from typer.testing import CliRunner
 
 from kfp_gate.metric_names import from_mlflow, per_class
 from kfp_gate.training.spec import TrainingSpec
-from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker, deliver_spool
+from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker
 
 from .launch import start
 from .scene import SCALED, make_scene
@@ -107,10 +108,23 @@ def test_what_was_never_delivered_is_delivered_later_from_the_spool(server: Serv
     spool = tmp_path / "spool.jsonl"
     assert spool.is_file()
     server.start()
-    later = deliver_spool(spool, uri=server.uri, experiment="e")
-    assert later.waiting == 0 and later.delivered == 2
+    from kfp_gate.cli import app
+
+    with spool.open("a", encoding="utf-8") as handle:
+        handle.write('["metric", {"na')  # cut by the end of its process
+    done = CliRunner().invoke(app, ["deliver", str(spool), "--tracking-uri", server.uri, "--experiment", "e"])
+    assert (done.exit_code, done.stdout) == (0, "2 values delivered\n")
     keys = [k for (k,) in sqlite3.connect(server.folder / "mlflow.db").execute("select key from metrics")]
     assert sorted(from_mlflow(k) for k in keys) == ["class/a@b/recall", "map50"]
+
+
+def test_delivering_later_needs_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kfp_gate.cli import app
+    from kfp_gate.errors import InvalidInput
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    done = CliRunner().invoke(app, ["deliver", str(tmp_path / "spool.jsonl")])
+    assert isinstance(done.exception, InvalidInput) and "--tracking-uri" in str(done.exception)
 
 
 def test_the_run_lies_below_the_pipelines(server: Server, tmp_path: Path) -> None:

@@ -332,11 +332,11 @@ def deliver_spool(spool: Path, *, uri: str, experiment: str, run_id: str = "", t
     with tempfile.TemporaryDirectory() as folder:
         tracker = Tracker(uri=uri, experiment=experiment, run_id=run_id, spool=Path(folder, "spool.jsonl"))
         ended = "FINISHED"
-        for line in spool.read_text(encoding="utf-8").splitlines():
+        for line in spool.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 kind, payload = json.loads(line)
-            except ValueError:
-                continue
+            except (TypeError, ValueError):
+                continue  # the last line of a process that was killed
             if kind == "end":
                 ended = str(payload)
             elif kind != "artifact":

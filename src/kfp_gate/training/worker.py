@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ranks = read_ranks()
         spec = TrainingSpec.read(parsed.spec)
     except KfpGateError as error:
-        say(FAILURE, rank=int(os.environ.get("RANK") or 0), kind="user", message=str(error), exit_code=error.exit_code)
+        named = os.environ.get("RANK", "")  # it may be what is wrong
+        rank = int(named) if named.isdecimal() else 0
+        say(FAILURE, rank=rank, kind="user", message=str(error), exit_code=error.exit_code)
         log.error("\n%s", error)
         raise SystemExit(error.exit_code) from None
     private = parsed.out.resolve() / f"rank{ranks.rank}"
