@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from kfp_gate.observing.memory import ControlGroup
-from kfp_gate.observing.phases import BACKWARD, DATA, FORWARD, Phases
+from kfp_gate.observing.phases import BACKWARD, DATA, FORWARD, LOSS, Phases
 from kfp_gate.observing.pressure import read_pressure, read_throttling
 from kfp_gate.observing.sampler import Sampler
 from kfp_gate.observing.timeline import Timeline, read_timeline
@@ -71,6 +71,15 @@ def test_phases_add_up_to_the_time_that_passed() -> None:
     assert times.seconds[DATA] >= 0.03 and times.seconds[FORWARD] >= 0.06 and times.seconds["validation"] >= 0.01
     assert times.steps == 3 and phases.current == BACKWARD
     assert phases.take().steps == 0
+
+
+def test_what_was_spent_in_a_phase_leaves_out_what_runs_now() -> None:
+    phases = Phases()
+    phases.enter(DATA)
+    time.sleep(0.01)
+    assert phases.spent(DATA) == 0.0 and phases.device_so_far() is None
+    phases.enter(LOSS)
+    assert phases.spent(DATA) >= 0.01 and phases.spent(LOSS) == 0.0
 
 
 def test_the_sampler_sees_a_busy_thread_and_a_loader_process(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_the_timeline_has_what_a_diagnosis_needs(trained: Trained) -> None:
     kinds = [x["kind"] for x in lines]
     assert kinds[0] == "start" and {"sanity", "phases", "memory", "epoch", "checkpoint", "stop"} <= set(kinds)
     phases = next(x for x in lines if x["kind"] == "phases")
-    assert {"data", "transfer", "forward", "backward", "optimizer", "validation", "checkpoint"} <= set(
+    assert {"data", "transfer", "forward", "loss", "backward", "optimizer", "validation", "checkpoint"} <= set(
         phases["seconds"]
     )
     windows = [x for x in lines if x["kind"] == "window"]

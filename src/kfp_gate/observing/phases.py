@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER = "data", "transfer", "forward", "backward", "optimizer"
+DATA, TRANSFER, FORWARD = "data", "transfer", "forward"
+LOSS, BACKWARD, OPTIMIZER = "loss", "backward", "optimizer"
 VALIDATION, CHECKPOINT, OTHER = "validation", "checkpoint", "other"
-STEP_PHASES = (DATA, TRANSFER, FORWARD, BACKWARD, OPTIMIZER)
+STEP_PHASES = (DATA, TRANSFER, FORWARD, LOSS, BACKWARD, OPTIMIZER)
 ALL_PHASES = (*STEP_PHASES, VALIDATION, CHECKPOINT, OTHER)
 
 
@@ -21,7 +22,13 @@ class DeviceClock(Protocol):
     """Marks on the device's own stream; resolved later, so that a step never waits for its own timing."""
 
     def mark(self, phase: str) -> None: ...
-    def collect(self) -> Mapping[str, float]: ...
+    def so_far(self) -> Mapping[str, float]:
+        """Seconds by phase since the clock's start, of what the device has finished; never waits."""
+        ...
+
+    def collect(self) -> Mapping[str, float]:
+        """Seconds by phase since the last call. Waits for the device: for the time between epochs."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,14 @@ class Phases:
         """Seconds by phase since the last `take`, without starting again."""
         self.enter(self.current)
         return dict(self._seconds)
+
+    def spent(self, phase: str) -> float:
+        """Seconds in a phase since the last `take`, without the stretch that is running now."""
+        return self._seconds[phase]
+
+    def device_so_far(self) -> dict[str, float] | None:
+        """The device's seconds by phase since its start, as far as it is done; None without a device clock."""
+        return dict(self.device.so_far()) if self.device is not None else None
 
     def take(self) -> PhaseTimes:
         """The times since the last call, and start again."""

@@ -14,6 +14,7 @@ class CudaClock:
     def __init__(self) -> None:
         self._marks: deque[tuple[str, torch.cuda.Event]] = deque()
         self._seconds: dict[str, float] = {}
+        self._collected: dict[str, float] = {}
 
     def mark(self, phase: str) -> None:
         event = torch.cuda.Event(enable_timing=True)
@@ -22,13 +23,19 @@ class CudaClock:
         if len(self._marks) > KEPT:
             self._add_up()
 
+    def so_far(self) -> dict[str, float]:
+        """Seconds by phase since the start, of what the device has finished; never waits."""
+        self._add_up()
+        return dict(self._seconds)
+
     def collect(self) -> dict[str, float]:
         """Seconds by phase since the last call. Waits for the device: call it between epochs."""
         if self._marks:
             self._marks[-1][1].synchronize()
         self._add_up()
-        found, self._seconds = self._seconds, {}
-        return found
+        found = {k: s - self._collected.get(k, 0.0) for k, s in self._seconds.items()}
+        self._collected = dict(self._seconds)
+        return {k: s for k, s in found.items() if s > 0}
 
     def _add_up(self) -> None:
         while len(self._marks) > 1 and self._marks[1][1].query():

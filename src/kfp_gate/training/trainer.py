@@ -92,7 +92,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         # Upstream's early stopping knows one value, never fires at mAP 0, and is not in `Monitors`' hands.
         self.stopper = _NeverStops()
         self.metrics: dict[str, float] = {}
-        unwrap_model(self.model).register_forward_hook(lambda *_: self._forward_done())
+        self._mark_phases()
         self.course.begin(self)
 
     def _build_train_pipeline(self) -> None:
@@ -160,9 +160,24 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         self.batch_index += 1
         self.course.phases.enter(phases.TRANSFER)
 
-    def _forward_done(self) -> None:
-        if self._stepping and self.course.phases.current == phases.FORWARD:
-            self.course.phases.enter(phases.BACKWARD)
+    def _mark_phases(self) -> None:
+        """The model's last module ends the forward pass, and the scaling of the loss ends the loss."""
+        whole = bool(self.args.compile)
+        # A hook inside a compiled model would cut its graph in two; upstream computes the loss outside of it.
+        end = self.model if whole else unwrap_model(self.model).model[-1]
+        end.register_forward_hook(lambda *_: self._proceed(phases.FORWARD, phases.LOSS))
+        scale = self.scaler.scale
+
+        def scaled(loss: Any) -> Any:
+            self._proceed(phases.LOSS, phases.BACKWARD)
+            return scale(loss)
+
+        self.scaler.scale = scaled
+
+    def _proceed(self, current: str, then: str) -> None:
+        """Enter the next phase of a step, and only where a step is in the one before."""
+        if self._stepping and self.course.phases.current == current:
+            self.course.phases.enter(then)
 
     def _batch_ends(self, _trainer: Any) -> None:
         self.course.step_ends(self)
