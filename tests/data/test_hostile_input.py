@@ -144,6 +144,7 @@ def test_unusable_datasets_say_what_was_expected(tmp_path, snapshot, name, make)
     "options",
     [
         {"shares": (0.7, 0.3, 0.0)}, {"shares": (0.7, 0.2, 0.2)}, {"shares": (float("nan"), 0.5, 0.5)},
+        {"shares": ("a", 0.1, 0.2)}, {"shares": "0.7"}, {"shares": (True, 0.1, 0.2)},
         {"group_rule": "guess"}, {"format": "tfrecord"}, {"rejects": "ignore"}, {"strategy": "random"},
         {"on_shortfall": "maybe"}, {"tolerance": 0.0},
     ],

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import sha256
+from numbers import Real
 
 import numpy as np
 
@@ -18,14 +19,17 @@ def check_shares(shares: Sequence[float]) -> Shares:
     Raises:
         InvalidInput: anything else; NaN fails each check.
     """
-    if len(shares) != 3 or not all(0 < s < 1 for s in shares) or not abs(sum(shares) - 1) <= 1e-6:
+    listed = list(shares) if isinstance(shares, list | tuple) else [shares]
+    numbers = [float(s) for s in listed if isinstance(s, Real) and not isinstance(s, bool)]
+    if not len(listed) == len(numbers) == 3 or not all(0 < s < 1 for s in numbers) or not abs(sum(numbers) - 1) <= 1e-6:
+        told = (f"{n} {s:g}" if isinstance(s, Real) else f"{n} {s!r}" for n, s in zip(SPLITS, listed, strict=False))
         raise InvalidInput(
-            f"shares {', '.join(f'{n} {s:g}' for n, s in zip(SPLITS, shares, strict=False))}",
+            f"shares {', '.join(told)}",
             expected="three numbers above 0 that add up to 1: training, choosing the checkpoint, and the gate each "
             "need images",
             where="train_share, val_share, test_share", next_step="correct the shares",
         )  # fmt: skip
-    return (float(shares[0]), float(shares[1]), float(shares[2]))
+    return (numbers[0], numbers[1], numbers[2])
 
 
 def hash_positions(groups: Sequence[str], seed: int) -> Floats:
