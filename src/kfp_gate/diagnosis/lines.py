@@ -1,0 +1,292 @@
+"""Timeline lines as a reader may trust them: known keys hold what they should hold, or null.
+
+A timeline may be cut, old, of another version, or written by somebody else altogether. What it says is checked here
+once, so that nobody behind this door meets a text where a number belongs. Keys and kinds that are not known stay as
+they are. Null is unknown, never zero.
+"""
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kfp_gate.errors import InvalidInput
+
+LONGEST_LINE = 8 << 20
+"""Bytes; a profile of a large model is below one."""
+
+LARGEST_FILE = 4 << 30
+"""Bytes of one timeline, unpacked: years of windows. A small packed file may hold more than any memory."""
+
+LARGEST_NUMBER = 1e18
+
+Check = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What one file gave.
+
+    Attributes:
+        lines: in the order of the file.
+        dropped: lines that were no JSON object with a kind; a last line that was cut is not counted.
+        cut: whether the file ends in the middle of a line or of its packing.
+    """
+
+    lines: tuple[Mapping[str, Any], ...]
+    dropped: int = 0
+    cut: bool = False
+
+
+def read_lines(path: Path, where: str) -> Lines:
+    """The lines of a timeline file, plain or packed by gzip (told by its content, not by its name).
+
+    Args:
+        path: the file.
+        where: how to name it in messages.
+
+    Raises:
+        InvalidInput: it cannot be read, or is too large.
+    """
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            return _read(gzip.GzipFile(fileobj=raw) if packed else raw, where)  # type: ignore[arg-type]
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot be read: {error.strerror or error}", expected="a timeline", where=where,
+            next_step="check the file, its permissions and the mount",
+        ) from None  # fmt: skip
+
+
+def _read(file: BinaryIO, where: str) -> Lines:
+    found: list[Mapping[str, Any]] = []
+    dropped, cut, total = 0, False, 0
+    pieces = _whole_lines(file)
+    while True:
+        try:
+            raw = next(pieces, None)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            # A packed file that was cut, or is damaged further on: what came before holds.
+            cut = True
+            break
+        if raw is None:
+            break
+        text, whole = raw
+        total += len(text)
+        if total > LARGEST_FILE:
+            raise InvalidInput(
+                f"more than {LARGEST_FILE >> 30} GiB of lines", expected="the timeline of one training", where=where,
+                next_step="check what this file is; a timeline holds a few megabytes a day",
+            )  # fmt: skip
+        line = parse(text)
+        if line is not None:
+            found.append(line)
+        elif not whole:
+            cut = True
+        elif text.strip():
+            dropped += 1
+    return Lines(tuple(found), dropped, cut)
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    """Each line and whether it is whole; of a line that is too long a piece, and the rest is skipped."""
+    while line := file.readline(LONGEST_LINE):
+        if line.endswith(b"\n") or len(line) < LONGEST_LINE:
+            yield line, line.endswith(b"\n")
+            continue
+        yield b"too long", True
+        skipped = line
+        total = len(line)
+        while skipped and not skipped.endswith(b"\n"):
+            skipped = file.readline(LONGEST_LINE)
+            total += len(skipped)
+            if total > LARGEST_FILE:
+                return
+
+
+def parse(raw: bytes) -> Mapping[str, Any] | None:
+    """One line; None if it is no JSON object with a kind."""
+    try:
+        value = json.loads(raw.decode("utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        return None
+    if b"\\ud" in raw.lower():
+        try:
+            value = _without_surrogates(value)
+        except RecursionError:
+            return None
+    return clean(value)
+
+
+def clean(line: dict[str, Any]) -> dict[str, Any]:
+    """A line whose known keys hold what they should, or None."""
+    kind = line["kind"]
+    checks = {**EVERY, **KINDS.get(kind, {})}
+    only_numbers = kind in NUMBERS_ONLY
+    cleaned: dict[str, Any] = {}
+    for key, value in line.items():
+        if value is None:
+            cleaned[key] = None
+        elif key in checks:
+            cleaned[key] = checks[key](value)
+        else:
+            cleaned[key] = number(value) if only_numbers else value
+    return cleaned
+
+
+# What a value may be ------------------------------------------------------------------------------------------------
+
+
+def signed(value: Any) -> float | None:
+    """A finite number; JSON as Python reads it also has NaN, Infinity and integers of any length."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST_NUMBER < value < LARGEST_NUMBER:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def number(value: Any) -> float | None:
+    """As `signed`, not below zero: seconds, bytes, counts."""
+    found = signed(value)
+    return found if found is not None and found >= 0 else None
+
+
+def whole(value: Any) -> int | None:
+    found = number(value)
+    return int(found) if found is not None and found == int(found) else None
+
+
+def flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def moment(value: Any) -> str | None:
+    """A time with its zone; without one it could be any hour of the day."""
+    if not isinstance(value, str):
+        return None
+    try:
+        return value if datetime.fromisoformat(value).tzinfo is not None else None
+    except ValueError:
+        return None
+
+
+def by_name(check: Check) -> Check:
+    """A mapping from names to what `check` lets through; the others are left out."""
+
+    def checked(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return None
+        return {k: c for k, v in value.items() if isinstance(k, str) and (c := check(v)) is not None}
+
+    return checked
+
+
+def list_of(check: Check) -> Check:
+    def checked(value: Any) -> Any:
+        return [c for v in value if (c := check(v)) is not None] if isinstance(value, list) else None
+
+    return checked
+
+
+def row_of(*checks: Check) -> Check:
+    """A list with exactly these, all known."""
+
+    def checked(value: Any) -> Any:
+        if not isinstance(value, list) or len(value) != len(checks):
+            return None
+        row = [check(v) for check, v in zip(checks, value, strict=True)]
+        return None if None in row else row
+
+    return checked
+
+
+def shape(**checks: Check) -> Check:
+    """A mapping of which some keys are known."""
+
+    def checked(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return None
+        return {k: checks[k](v) if k in checks and v is not None else v for k, v in value.items()}
+
+    return checked
+
+
+def anything_named(value: Any) -> Any:
+    return value if isinstance(value, dict) else None
+
+
+EVERY: dict[str, Check] = {
+    "kind": text, "time": moment, "mono": number, "run": text, "rank": whole, "node": text, "gpu": text, "phase": text,
+    "epoch": whole,
+}  # fmt: skip
+"""Keys of any line."""
+
+_LOADER = shape(batches=number, parts=by_name(row_of(number, number, number)), bytes=number, ready=number)
+_LOADERS = shape(count=number, cpu=number, cpu_max=number, waiting=number, read=number)
+
+KINDS: dict[str, dict[str, Check]] = {
+    "start": {"pid": whole, "versions": by_name(text), "ranks": anything_named},
+    "conditions": {
+        **dict.fromkeys(
+            ("classes", "train_images", "val_images", "steps_per_epoch", "epochs", "batch", "rank_batch", "ranks",
+             "workers", "prefetch", "image_size", "cpus", "cpu_quota", "memory_limit", "patience", "min_epochs", "seed",
+             "sample_every_s"), number,
+        ),
+        **dict.fromkeys(("precision", "device", "gpu_name", "stop_on", "base_model"), text),
+        "min_delta": signed, "pin_memory": flag, "manifests": by_name(text), "monitors": list_of(text),
+        "settings": anything_named,
+    },
+    "window": {
+        "batches": row_of(whole, whole), "steps": number, "images": number, "warmup": flag, "input": text,
+        "profiled": flag, "seconds": by_name(number), "device": by_name(number),
+        "each": list_of(row_of(number, number)), "bytes": number, "loader": _LOADER,
+    },
+    "phases": {"seconds": by_name(number), "steps": number, "device": by_name(number)},
+    "epoch": {"values": by_name(signed), "losses": by_name(signed)},
+    "validation": {"seconds": number, "images": number, "parts": by_name(number), "threads": number},
+    "checkpoint": {"ok": flag, "seconds": number, "waited_s": number, "error": text},
+    "upload": {"ok": flag, "seconds": number, "bytes": number},
+    "sample": {
+        "loaders": _LOADERS, "unknown": by_name(text), "gpu_throttle": list_of(text), "lines_lost": number,
+    },
+    "memory": {},
+    "gpu": {"uuid": text, "name": text, "driver": text, "unknown": by_name(text)},
+    "recover": {"reason": text}, "stop": {"reason": text}, "failure": {"failure": text, "message": text},
+    "end": {"exit_code": number},
+    "resume": {"notes": list_of(text)},
+    "growth": {"what": text, "phase": text, "since": whole, "slope": signed, "limit": number, "limit_epoch": whole,
+               "text": text},
+    "probe": {"part": text, "steps": number, "step_s": number, "low": number, "high": number},
+    "profile": {
+        "steps": number, "step_s": number, "around_s": number, "cost": signed,
+        "ops": list_of(shape(name=text, calls=number, cpu_s=number, device_s=number)), "kernels": number,
+        "device_busy_s": number, "transforms": by_name(number),
+        "functions": list_of(shape(function=text, part=text, calls=number, own_s=number, total_s=number)),
+        "trace": text, "nsys": text,
+    },
+}  # fmt: skip
+"""Kind to the keys that are known in it."""
+
+NUMBERS_ONLY = ("sample", "memory")
+"""Kinds in which every other key is a number."""
+
+
+def _without_surrogates(value: Any) -> Any:
+    """Half of a character is valid in JSON, and in no file that is written later."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
+    return [_without_surrogates(v) for v in value] if isinstance(value, list) else value
