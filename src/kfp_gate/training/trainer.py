@@ -21,7 +21,9 @@ from ultralytics.utils.torch_utils import unwrap_model
 
 from kfp_gate.errors import Broken
 from kfp_gate.observing import phases
+from kfp_gate.observing.loading import Made, unwrap
 from kfp_gate.training.group import Group
+from kfp_gate.training.loader_parts import install, instrument
 
 NAN_ATTEMPTS = 3
 """Recoveries in a row before training gives up."""
@@ -52,6 +54,8 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         self._stepping = False
         self.batch_index = -1
         self.last_step = -1
+        self.made: Made | None = None
+        """How the batch of this step was made."""
         super().__init__(overrides=overrides)
         # Upstream allows no loader processes on a CPU; who asks for some there gets them.
         self.args.workers = overrides["workers"]
@@ -106,6 +110,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
             return _NoLoader()
         loader = super().get_dataloader(dataset_path, batch_size, rank, mode)
         loader.worker_init_fn = _LoaderStart(loader.worker_init_fn)
+        instrument(loader)
         batches = loader.batch_sampler.sampler
         if isinstance(batches.sampler, RandomSampler):
             batches.sampler = _Order(batches.sampler)
@@ -118,6 +123,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
     # Steps ------------------------------------------------------------------------------------------------------
 
     def preprocess_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        batch, self.made = unwrap(batch)
         result: dict[str, Any] = super().preprocess_batch(batch)
         if self._stepping:
             self.course.phases.enter(phases.FORWARD)
@@ -248,6 +254,7 @@ class _LoaderStart:
 
     def __call__(self, number: int) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        install()
         self.upstreams(number)
 
 
