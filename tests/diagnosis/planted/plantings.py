@@ -1,0 +1,114 @@
+"""The plantings: what is put into which training, and which cause a diagnosis must name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import faults
+from .scenes import Images
+
+DEFAULT_IMAGES = Images()
+SMALL_MODEL = "yolo11n.yaml:depth=0.33,width=0.125"
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A slow file system over the images."""
+
+    bytes_per_s: float = 0
+    open_s: float = 0
+
+
+@dataclass(frozen=True)
+class Planting:
+    """One training.
+
+    Attributes:
+        cause: the key of `findings.CAUSES` that must come first; "" for a healthy run.
+        about: what is planted, for the table.
+        fault: applied in every rank.
+        says: words that the first finding's title or detail must hold, such as a transform's name.
+        ranks: processes.
+        images: the data set.
+        settings: of the `TrainingSpec`, over `SETTINGS`.
+        mount: where the images are read through a slow file system ...
+        elsewhere: ... and what replaces it on a machine without FUSE.
+        cores, memory: limits of a control group, in cores and bytes; 0 is none.
+    """
+
+    cause: str
+    about: str
+    fault: faults.Fault = faults.none
+    says: tuple[str, ...] = ()
+    ranks: int = 1
+    images: Images = DEFAULT_IMAGES
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    mount: Mount | None = None
+    elsewhere: faults.Fault | None = None
+    cores: float = 0
+    memory: int = 0
+
+
+SETTINGS: Mapping[str, Any] = {
+    "base_model": SMALL_MODEL, "epochs": 3, "image_size": 64, "batch": 4, "sanity_batches": 0, "patience": 0,
+    "workers": 0, "overrides": {"optimizer": "AdamW", "mosaic": 0.0, "warmup_epochs": 0, "close_mosaic": 0},
+}  # fmt: skip
+
+SLOW_LOOP = faults.with_transform(lambda: faults.TargetMaps(loop=True, grid=224))
+FILES = Images(train=60, val=4, width=160, height=120, suffix="png")
+COMPUTING = {"image_size": 320, "batch": 8, "epochs": 3}
+
+PLANTINGS: dict[str, Planting] = {
+    "slow_reads": Planting(
+        "slow_reads", "a file system of 0.8 MB/s, two loader processes", images=FILES, settings={"workers": 2},
+        mount=Mount(bytes_per_s=0.8e6), elsewhere=faults.slow_reader(0.1),
+    ),
+    "slow_reads_alone": Planting(
+        "slow_reads", "a file system of 0.8 MB/s, no loader process", images=FILES,
+        mount=Mount(bytes_per_s=0.8e6), elsewhere=faults.slow_reader(0.05),
+    ),
+    "small_files": Planting(
+        "small_files", "50 ms to open each of many small files", images=Images(train=80, val=4, width=64, height=48),
+        settings={"workers": 1}, mount=Mount(open_s=0.05),
+    ),
+    "preparation_cpu": Planting(
+        "preparation_cpu", "a Python loop in the transform TargetMaps, two loader processes",
+        SLOW_LOOP, ("TargetMaps",), settings={"workers": 2},
+    ),
+    "preparation_cpu_alone": Planting(
+        "preparation_cpu", "the same without loader processes", SLOW_LOOP, ("TargetMaps",),
+    ),
+    "too_few_workers": Planting(
+        "too_few_workers", "one loader process that waits in many places", faults.a_mix_of_waits,
+        images=Images(train=80, val=4, width=160, height=120), settings={"workers": 1}, mount=Mount(open_s=0.008),
+    ),
+    "cpu_quota": Planting(
+        "cpu_quota", "a quota of 0.4 cores", cores=0.4, images=Images(train=48, val=4), settings={"epochs": 3},
+    ),
+    "transfer": Planting("transfer", "0.25 s to copy a batch to the device", faults.slow_copy),
+    "rank_imbalance": Planting(
+        "rank_imbalance", "rank 1 of 2 computes 0.25 s longer", faults.rank_1_computes_slowly, ranks=2,
+    ),
+    "checkpoint_stall": Planting("checkpoint_stall", "a disk that takes 2.5 s for a state", faults.slow_disk),
+    "upload_stall": Planting("upload_stall", "a store that takes 4 s for a state", faults.slow_store),
+    "validation": Planting(
+        "validation", "400 val images for 40 train images", images=Images(train=40, val=400),
+    ),
+    "validation_suppress": Planting(
+        "validation", "slow suppression", faults.slow_suppression, ("suppress",), images=Images(train=40, val=60),
+    ),
+    "memory_growth": Planting(
+        "memory_growth", "64 MB kept by every validation", faults.evaluator_keeps_its_predictions, ("validat",),
+        images=Images(train=24, val=4), settings={"epochs": 12}, memory=2 << 30,
+    ),
+    "forked_copies": Planting(
+        "forked_copies", "two loader processes that read a list of two million tuples", faults.annotations_in_a_list,
+        settings={"workers": 2, "epochs": 8}, memory=3 << 30,
+    ),
+    "discarded_work": Planting("discarded_work", "epochs 2 to 4 done three times: not finite", faults.not_finite),
+    "healthy": Planting("", "no loader process", images=Images(train=96), settings=COMPUTING),
+    "healthy_workers": Planting(
+        "", "two loader processes", images=Images(train=96), settings={**COMPUTING, "workers": 2},
+    ),
+    "healthy_ranks": Planting("", "two ranks", ranks=2, images=Images(train=96), settings=COMPUTING),
+}  # fmt: skip
