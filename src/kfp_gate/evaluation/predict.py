@@ -21,6 +21,7 @@ from kfp_gate.evaluation.letterbox import Placement, letterbox, read_image
 from kfp_gate.evaluation.onnx_model import OnnxModel
 from kfp_gate.evaluation.suppression import suppress
 from kfp_gate.evaluation.torch_model import TorchModel
+from kfp_gate.observing.parts import PartTimer, Untimed
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,15 @@ class Detector:
         return cls(TorchModel(rounded, tuple(classes)), "module in training")
 
     def predict(
-        self, paths: Sequence[Path], settings: PredictSettings, *, digests: Sequence[str] | None = None
-    ) -> Iterator[Detections]:
+        self, paths: Sequence[Path], settings: PredictSettings, *, digests: Sequence[str] | None = None,
+        parts: PartTimer | None = None,
+    ) -> Iterator[Detections]:  # fmt: skip
         """Detections of every image, in order; memory does not grow with their number.
 
         Args:
             digests: the sha256 of each file, checked while reading.
+            parts: is told what takes how long: `weights`, `load`, `transfer`, `forward` and `suppress`, in whichever
+                thread works on it.
 
         Raises:
             InvalidInput: a device that is not there, or half precision on a CPU.
@@ -132,11 +136,14 @@ class Detector:
         items = list(zip(map(Path, paths), sums, strict=True))
         threads = max(1, min(torch.get_num_threads(), len(items)))
         single = device == "cpu"
-        forward = self._model.forward(device, settings.image_size, settings.half, settings.max_detections)
+        during = (parts or Untimed()).during
+        with during("weights"):
+            forward = self._model.forward(device, settings.image_size, settings.half, settings.max_detections)
 
         def load(item: tuple[Path, str]) -> tuple[Path, NDArray[np.uint8], Placement]:
             path, digest = item
-            return path, *letterbox(read_image(path, digest), settings.image_size)
+            with during("load"):
+                return path, *letterbox(read_image(path, digest), settings.image_size)
 
         def finish(output: Any, path: Path, place: Placement) -> Detections:
             boxes, scores, classes = suppress(
@@ -154,11 +161,14 @@ class Detector:
         def whole(item: tuple[Path, str]) -> Detections:
             path, square, place = load(item)
             with torch.inference_mode():
-                return finish(_run(forward, torch.from_numpy(square)[None], path)[0], path, place)
+                with during("forward"):
+                    output = _run(forward, torch.from_numpy(square)[None], path)[0]
+                with during("suppress"):
+                    return finish(output, path, place)
 
         if items:
             # The head lays out its anchors at the first pass; not in several threads at once.
-            with torch.inference_mode():
+            with torch.inference_mode(), during("forward"):
                 size = settings.image_size
                 _run(forward, torch.zeros((1, 3, size, size), dtype=torch.uint8, device=device), items[0][0])
         if single:
@@ -174,9 +184,15 @@ class Detector:
         loaded = in_order(load, items, threads=max(1, min(8, os.cpu_count() or 1)), initializer=lambda: None)
         for chunk in _chunks(loaded, settings.batch):
             with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-                images = torch.from_numpy(np.stack([square for _, square, _ in chunk])).to(device)
-                outputs = _run(halving, images, chunk[0][0])
-                results = [finish(o, path, place) for o, (path, _, place) in zip(outputs, chunk, strict=True)]
+                with during("transfer"):
+                    images = torch.from_numpy(np.stack([square for _, square, _ in chunk])).to(device)
+                with during("forward"):
+                    outputs = _run(halving, images, chunk[0][0])
+                    if parts is not None:
+                        # Suppression asks for the outputs at once, and would be charged with computing them.
+                        torch.cuda.synchronize(device)
+                with during("suppress"):
+                    results = [finish(o, path, place) for o, (path, _, place) in zip(outputs, chunk, strict=True)]
             yield from results
 
 

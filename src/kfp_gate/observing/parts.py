@@ -15,7 +15,7 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class PartTime(NamedTuple):
@@ -106,6 +106,12 @@ class Parts:
         with self._lock:
             self._threads.append(of)
         return of
+
+
+class PartTimer(Protocol):
+    """What can be told when a part of a job begins and ends."""
+
+    def during(self, name: str) -> AbstractContextManager[None]: ...
 
 
 class Untimed:

@@ -26,6 +26,10 @@ class DeviceClock(Protocol):
         """Seconds by phase since the clock's start, of what the device has finished; never waits."""
         ...
 
+    def settle(self) -> None:
+        """Wait until the device has come to the last mark: for the time between epochs."""
+        ...
+
     def collect(self) -> Mapping[str, float]:
         """Seconds by phase since the last call. Waits for the device: for the time between epochs."""
         ...
@@ -87,6 +91,11 @@ class Phases:
     def device_so_far(self) -> dict[str, float] | None:
         """The device's seconds by phase since its start, as far as it is done; None without a device clock."""
         return dict(self.device.so_far()) if self.device is not None else None
+
+    def settle(self) -> None:
+        """Let the device come to where the host is."""
+        if self.device is not None:
+            self.device.settle()
 
     def take(self) -> PhaseTimes:
         """The times since the last call, and start again."""

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_gate.errors import InvalidInput
+from kfp_gate.observing.loading import batches_ready
 from kfp_gate.observing.memory import ControlGroup, Memory, memory_line, read_memory
-from kfp_gate.observing.phases import CHECKPOINT, DATA, OTHER, VALIDATION, Phases, phase_line
+from kfp_gate.observing.phases import CHECKPOINT, OTHER, VALIDATION, Phases, phase_line
 from kfp_gate.observing.timeline import Timeline
 from kfp_gate.training import state as states
 from kfp_gate.training import weights
 from kfp_gate.training.checkpoints import RECORD, STATE, Checkpoints
+from kfp_gate.training.conditions import conditions
 from kfp_gate.training.group import Group
 from kfp_gate.training.monitors import Monitors, Observation
 from kfp_gate.training.progress import PROGRESS, Eta, say
@@ -30,19 +32,12 @@ from kfp_gate.training.sanity import SanityPass
 from kfp_gate.training.spec import TrainingSpec
 from kfp_gate.training.tracking import Tracker
 from kfp_gate.training.validation import Validation, Values
+from kfp_gate.training.windows import Windows
 
 if TYPE_CHECKING:
     from kfp_gate.training.trainer import RankTrainer
 
 log = logging.getLogger(__name__)
-
-
-WINDOW_S = 5.0
-"""How often a stretch of steps is written to the timeline."""
-
-WARM_STEPS = 3
-"""Steps of a process that are kept apart: compilation, warm-up, caches."""
-
 
 MANY_VALUES = 500
 """Values an epoch beyond which the timeline keeps only the overall ones, the monitors, and the classes' map50_95."""
@@ -81,8 +76,8 @@ class TrainingCourse:
         self.stop_reason = ""
         self._unsaved: dict[str, Unsaved] = {}
         self._unstored: set[str] = set()
-        self._steps = 0
-        self._window: tuple[float, int, dict[str, float]] = (time.monotonic(), 0, {})
+        self.windows = Windows(timeline, phases)
+        self.sample_every_s: float | None = None
         if resume is not None:
             unknown = self.monitors.restore(resume["extra"]["monitors"])
             if unknown:
@@ -95,6 +90,7 @@ class TrainingCourse:
     def begin(self, trainer: "RankTrainer") -> None:
         """Set up: restore, then the sanity pass."""
         self._check_images(trainer)
+        self.timeline.write("conditions", **conditions(trainer, self, sample_every_s=self.sample_every_s))
         if self.resume is not None:
             notes = states.restore(trainer, self.resume)
             trainer.start_epoch = self.resume["epoch"]
@@ -125,35 +121,32 @@ class TrainingCourse:
             if not trainer.train_loader.num_workers:
                 states.restore_random(trainer, self._restored)
             self._restored = None
-        self._window = (time.monotonic(), trainer.batch_index + 1, self.phases.so_far())
-        self.phases.enter(DATA)
+        self.windows.begin(epoch, trainer.batch_index + 1)
 
     def step_ends(self, trainer: "RankTrainer") -> None:
-        """Once a batch; a `window` line in the timeline every few seconds, and for each of the first steps."""
-        self.phases.step_done()
-        self.phases.enter(DATA)
-        self._steps += 1
-        now, warm = time.monotonic(), self._steps <= WARM_STEPS
-        if now - self._window[0] < WINDOW_S and not warm:
-            return
-        so_far = self.phases.so_far()
-        _, first, before = self._window
-        self.timeline.write(
-            "window", epoch=trainer.epoch + 1, batches=[first, trainer.batch_index], warmup=warm,
-            seconds={k: round(v - before.get(k, 0.0), 6) for k, v in so_far.items() if v > before.get(k, 0.0)},
-        )  # fmt: skip
-        self._window = (now, trainer.batch_index + 1, so_far)
+        """Once a batch."""
+        ready = batches_ready(getattr(trainer.train_loader, "iterator", None))
+        self.windows.step(images=trainer.images, moved=trainer.moved, made=trainer.made, ready=ready)
+
+    def steps_end(self) -> None:
+        """Once an epoch, after its last batch."""
+        self.windows.end()
 
     def validate(self, trainer: "RankTrainer") -> tuple[dict[str, float], float]:
         """All ranks; upstream gets a fitness of 0 and its real one in `epoch_ends`."""
+        started = time.perf_counter()
         self.corrupt = self.is_corrupt(trainer)
         if self.corrupt:
             return {}, 0.0
         self.timeline.phase = "validate"
         with self.phases.during(VALIDATION):
-            states.check_equal_weights(trainer.ema.ema, self.group)
+            self.validation.parts.take()
+            with self.validation.parts.during("weights"):
+                states.check_equal_weights(trainer.ema.ema, self.group)
             self._values = self.validation.run(trainer.ema.ema)
         self.phases.enter(OTHER)
+        seconds = round(time.perf_counter() - started, 4)
+        self.timeline.write("validation", epoch=trainer.epoch + 1, seconds=seconds, **self.validation.account())
         return {}, 0.0
 
     def is_corrupt(self, trainer: "RankTrainer") -> bool:

@@ -28,10 +28,14 @@ class CudaClock:
         self._add_up()
         return dict(self._seconds)
 
-    def collect(self) -> dict[str, float]:
-        """Seconds by phase since the last call. Waits for the device: call it between epochs."""
+    def settle(self) -> None:
+        """Wait for the last mark."""
         if self._marks:
             self._marks[-1][1].synchronize()
+
+    def collect(self) -> dict[str, float]:
+        """Seconds by phase since the last call. Waits for the device: call it between epochs."""
+        self.settle()
         self._add_up()
         found = {k: s - self._collected.get(k, 0.0) for k, s in self._seconds.items()}
         self._collected = dict(self._seconds)

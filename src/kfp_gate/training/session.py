@@ -58,7 +58,7 @@ class Session:
     def __init__(self, spec: TrainingSpec, ranks: Ranks, *, out: Path, private: Path, node: str) -> None:
         self.spec, self.ranks, self.out, self.private = spec, ranks, out, private
         self.run_id = spec.run_id or os.environ.get("KFP_GATE_RUN_ID", "")
-        self.timeline = Timeline(private / "timeline.jsonl", run=self.run_id, rank=ranks.rank, node=node)
+        self.timeline = Timeline(private / "timeline.jsonl", run=self.run_id, rank=ranks.rank, node=node, gpu=None)
         self.lines = LastLines()
         self.lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger().addHandler(self.lines)
@@ -117,8 +117,9 @@ class Session:
         manifests = {"train": read_manifest(spec.train_manifest), "val": read_manifest(spec.val_manifest)}
         classes = _classes(manifests)
         spec.check(classes=classes)
-        gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-        self.sampler = Sampler(self.timeline, gpu=f"GPU-{gpu}" if gpu else None, cuda=_quiet_cuda)
+        gpu = f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
+        self.timeline.identity["gpu"] = gpu
+        self.sampler = Sampler(self.timeline, gpu=gpu, cuda=_quiet_cuda)
         self.sampler.start()
         self.timeline.phase = "data"
         data = materialize(manifests, self.private / "data", source_uri=spec.source_uri or None)
@@ -150,6 +151,7 @@ class Session:
         if resumed is not None and resumed.has_ended(spec.epochs):
             log.info("the training ended at epoch %d already: only the model artifact is written", resumed.epoch)
         else:
+            course.sample_every_s = self.sampler.every_s
             self._fit(course, data)
         group.agree("training")
         if group.rank == 0:

@@ -38,6 +38,7 @@ class Course(Protocol):
 
     def begin(self, trainer: "RankTrainer") -> None: ...
     def epoch_begins(self, trainer: "RankTrainer", epoch: int) -> None: ...
+    def steps_end(self) -> None: ...
     def step_ends(self, trainer: "RankTrainer") -> None: ...
     def validate(self, trainer: "RankTrainer") -> tuple[dict[str, float], float]: ...
     def recover(self, trainer: "RankTrainer", reason: str) -> bool: ...
@@ -55,7 +56,8 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         self.batch_index = -1
         self.last_step = -1
         self.made: Made | None = None
-        """How the batch of this step was made."""
+        self.images = self.moved = 0
+        """Of the step that runs: how its batch was made, its images, and the bytes of their tensor."""
         super().__init__(overrides=overrides)
         # Upstream allows no loader processes on a CPU; who asks for some there gets them.
         self.args.workers = overrides["workers"]
@@ -72,6 +74,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         self.callbacks["on_train_epoch_start"].append(self._epoch_begins)
         self.callbacks["on_train_batch_start"].append(self._batch_begins)
         self.callbacks["on_train_batch_end"].append(self._batch_ends)
+        self.callbacks["on_train_epoch_end"].append(lambda _: self.course.steps_end())
         self.callbacks["on_fit_epoch_end"].append(self.course.epoch_ends)
 
     # Start ------------------------------------------------------------------------------------------------------
@@ -124,6 +127,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
 
     def preprocess_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         batch, self.made = unwrap(batch)
+        self.images, self.moved = len(batch["img"]), batch["img"].nbytes
         result: dict[str, Any] = super().preprocess_batch(batch)
         if self._stepping:
             self.course.phases.enter(phases.FORWARD)

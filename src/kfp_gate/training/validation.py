@@ -8,7 +8,7 @@ batch size, number of ranks and uneven shares change no value, and the numbers a
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,7 @@ from kfp_gate.evaluation.gather import gather_records
 from kfp_gate.evaluation.metrics import Metrics, compute
 from kfp_gate.evaluation.predict import Detector, PredictSettings
 from kfp_gate.evaluation.records import Matcher, Records, truth_pixels
+from kfp_gate.observing.parts import Parts
 from kfp_gate.training.group import Group, PeerFailed
 from kfp_gate.training.weights import as_stored
 
@@ -49,6 +50,8 @@ class Validation:
         self.settings, self.confidence, self.reference = settings, confidence, reference
         self.rows = list(manifest.rows())
         self.reasons: dict[str, str] = {}
+        self.parts = Parts()
+        self._mine = 0
 
     def run(self, module: torch.nn.Module, *, only: Sequence[int] | None = None) -> Values:
         """Evaluate on all ranks; every rank must call it, and every rank gets the values.
@@ -61,28 +64,45 @@ class Validation:
             The error of this rank, or PeerFailed naming the rank that failed: on all ranks, in the same moment.
         """
         indexes = list(range(len(self.rows)) if only is None else only)
-        self.group.broadcast_tensors(list(module.buffers()))
+        during = self.parts.during
+        with during("broadcast"):
+            self.group.broadcast_tensors(list(module.buffers()))
         records, error = None, None
         try:
             records = self._records(module, indexes[self.group.rank :: self.group.size])
         except Exception as caught:
             error = caught
-        self.group.agree("validation: prediction", error)
+        with during("wait"):
+            self.group.agree("validation: prediction", error)
         assert records is not None
-        gathered = gather_records(records)
+        with during("gather"):
+            gathered = gather_records(records)
         values, text = None, ""
         if self.group.rank == 0:
             try:
-                values = self._compute(gathered, len(indexes))
+                with during("metrics"):
+                    values = self._compute(gathered, len(indexes))
             except Exception as caught:
                 error, text = caught, f"{type(caught).__name__}: {caught}"
-        answer = self.group.broadcast({"values": values, "error": text})
+        with during("broadcast"):
+            answer = self.group.broadcast({"values": values, "error": text})
         if error is not None:
             raise error
         if answer["error"]:
             raise PeerFailed(0, "validation: metrics", answer["error"])
         result: Values = answer["values"]
         return result
+
+    def account(self) -> dict[str, Any]:
+        """What the last validation cost on this rank: its images, seconds by part, threads that predicted.
+
+        `load`, `forward` and `suppress` are sums over these threads; `wait` is for the slowest rank; the rest is the
+        main thread's.
+        """
+        found = self.parts.take()
+        threads = max((found[p].threads for p in ("load", "forward") if p in found), default=0)
+        parts = {name: round(part.wall_s, 4) for name, part in found.items()}
+        return {"images": self._mine, "parts": parts, "threads": threads}
 
     def sample(self, count: int, monitors: Sequence[str]) -> list[int]:
         """Indexes of up to `count` images in which every monitored class occurs, as far as the set allows."""
@@ -124,18 +144,22 @@ class Validation:
 
     def _records(self, module: torch.nn.Module, indexes: Sequence[int]) -> Records:
         matcher = Matcher(len(self.manifest.classes), detail=self.bands, reference=self.reference)
+        self._mine = len(indexes)
         if not indexes:
             return matcher.finish()
-        detector = Detector.from_module(as_stored(module), self.manifest.classes)
-        found = detector.predict([self.images[i] for i in indexes], self.settings)
+        with self.parts.during("weights"):
+            detector = Detector.from_module(as_stored(module), self.manifest.classes)
+        found = detector.predict([self.images[i] for i in indexes], self.settings, parts=self.parts)
         for index, detections in zip(indexes, found, strict=True):
             row = self.rows[index]
-            matcher.add(
-                index, detections.boxes, detections.scores, detections.classes,
-                truth_pixels(row.boxes, row.width, row.height), row.boxes[:, 0],
-                crowd=getattr(row, "crowd", None), size=(row.width, row.height),
-            )  # fmt: skip
-        return matcher.finish()
+            with self.parts.during("match"):
+                matcher.add(
+                    index, detections.boxes, detections.scores, detections.classes,
+                    truth_pixels(row.boxes, row.width, row.height), row.boxes[:, 0],
+                    crowd=getattr(row, "crowd", None), size=(row.width, row.height),
+                )  # fmt: skip
+        with self.parts.during("match"):
+            return matcher.finish()
 
     def _compute(self, records: Records | None, expected: int) -> Values:
         found = len(records) if records is not None else 0
