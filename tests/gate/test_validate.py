@@ -160,6 +160,12 @@ def unproven(place, folder):
     return {"model": place.model / "model.pt"}
 
 
+def probed(place, folder):
+    model = ModelCard("", CLASSES, SIZE, settings={"probe_steps": 60})
+    write_model_folder(folder / "model", place.model / "model.pt", model, [fingerprints(UNSEEN)])
+    return {"model": folder / "model"}
+
+
 def unknown_class(place, folder):
     # There is no such model either: the criteria are read before it is.
     return {"model": folder / "none", "class_thresholds": {"cnoe": {"map50": 0.5}}}
@@ -176,6 +182,7 @@ FAULTS = [
     (out_of_time, Broken, "time|second"),
     (overlap, Broken, "seen test images"),
     (unproven, InvalidInput, "without fingerprints"),
+    (probed, InvalidInput, "a model of a probe .probe_steps 60."),
     (unknown_class, InvalidInput, "did you mean 'cone'"),
 ]
 

@@ -81,6 +81,18 @@ def test_nothing_is_registered_without_a_verdict_that_let_exactly_this_model_pas
     assert expected[how] in str(caught.value)
 
 
+def test_a_model_of_a_probe_is_not_registered_whatever_its_verdict_says(
+    tracking_uri: str, make_model: Make, make_verdict: Make
+) -> None:
+    model = make_model(settings={"probe_steps": 60})
+    with pytest.raises(
+        InvalidInput, match=r"(?s)a model of a probe \(probe_steps 60\).*train with probe_steps 0"
+    ) as caught:
+        register_model(model, make_verdict(model), name="det", tracking_uri=tracking_uri)
+    assert str(model) in str(caught.value)
+    assert aliases(connect(tracking_uri), "det") is None
+
+
 def test_weights_changed_after_training_are_not_registered(
     tracking_uri: str, make_model: Make, make_verdict: Make
 ) -> None:

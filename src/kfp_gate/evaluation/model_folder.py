@@ -128,6 +128,21 @@ def read_card(folder: Path, *, verify: bool = True) -> ModelCard:
     return card
 
 
+def refuse_probe(card: ModelCard, where: str) -> None:
+    """Refuse the weights of a probe, which trained for a few steps to measure its speed.
+
+    Raises:
+        InvalidInput: the card says so.
+    """
+    steps = card.settings.get("probe_steps")
+    if steps:
+        raise InvalidInput(
+            f"a model of a probe (probe_steps {steps}), which only measured its speed",
+            expected="a model that a training made", where=where,
+            next_step="train with probe_steps 0, and judge and register that model",
+        )  # fmt: skip
+
+
 def read_fingerprints(folder: Path) -> "pa.Table | None":
     """The fingerprints, columns `sha256`, `phash`, `group`; None if the model came without.
 

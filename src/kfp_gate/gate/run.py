@@ -19,7 +19,7 @@ from kfp_gate.data.materialize import materialize
 from kfp_gate.errors import InvalidInput
 from kfp_gate.evaluation.box_reference import BoxReference
 from kfp_gate.evaluation.evaluate import Evaluation, evaluate
-from kfp_gate.evaluation.model_folder import ModelCard, adopt_weights, read_card, read_fingerprints
+from kfp_gate.evaluation.model_folder import ModelCard, adopt_weights, read_card, read_fingerprints, refuse_probe
 from kfp_gate.gate import report
 from kfp_gate.gate.judging import Judged, Rival, judge_evaluation
 from kfp_gate.gate.origin import Origin, origin_from, origin_of
@@ -178,7 +178,9 @@ def _box_shapes(card: ModelCard, test: Manifest) -> BoxReference | None:
 def _model_folder(model: Path, folder: Path, predict: "PredictSettings | None") -> tuple[Path, ModelCard]:
     """A model folder and its card; one is made around bare weights."""
     if model.is_dir():
-        return model, read_card(model)
+        card = read_card(model)
+        refuse_probe(card, str(model))
+        return model, card
     from kfp_gate.evaluation.predict import Detector, PredictSettings
 
     classes = Detector.load(model).classes

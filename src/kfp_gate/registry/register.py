@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kfp_gate.errors import Broken, InvalidInput, KfpGateError
-from kfp_gate.evaluation.model_folder import ModelCard, read_card
+from kfp_gate.evaluation.model_folder import ModelCard, read_card, refuse_probe
 from kfp_gate.gate.verdict import Verdict, read_verdict
 from kfp_gate.metric_names import parse, to_mlflow
 from kfp_gate.registry.alias import move_alias
@@ -108,6 +108,7 @@ def register_model(
     """
     check_names(name, alias)
     card = read_card(model_folder)
+    refuse_probe(card, str(model_folder))
     verdict = read_verdict(verdict_path)
     check_verdict(verdict, card, str(verdict_path))
     verdict_id = sha256(verdict_path.read_bytes()).hexdigest()[:16]

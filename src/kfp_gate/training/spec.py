@@ -22,6 +22,9 @@ STOP_ON_ALL, STOP_OFF = "all", "off"
 GPU_WORKERS = 4
 """Loader processes of a rank on a GPU where `workers` leaves it open."""
 
+MOST_PROFILE_STEPS = 100
+"""A step of a large model is 10 to 20 MB of a profiler's events in memory."""
+
 OWNED_OVERRIDES = {
     "model": "base_model", "data": "train_manifest and val_manifest", "epochs": "epochs", "imgsz": "image_size",
     "batch": "batch", "seed": "seed", "patience": "patience", "device": "device", "workers": "workers",
@@ -83,6 +86,8 @@ class TrainingSpec:
         heartbeat_bound_s: end if the launcher's heartbeat beside the checkpoints is older; 0 is off.
         peer_timeout_s: a rank that gives no sign for so long counts as dead, and the others stop.
         collective_timeout_s: how long a collective operation may take.
+        probe_steps: above 0: no training but a probe of so many steps, see `kfp_gate.training.probe`.
+        profile_steps: above 0: profile so many steps, once, after the warm-up; see `kfp_gate.training.profiling`.
     """
 
     train_manifest: str
@@ -115,6 +120,8 @@ class TrainingSpec:
     heartbeat_bound_s: float = 0.0
     peer_timeout_s: float = 45.0
     collective_timeout_s: float = 600.0
+    probe_steps: int = 0
+    profile_steps: int = 0
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
@@ -224,8 +231,13 @@ def _ranges(spec: TrainingSpec) -> list[Problem]:
             problems.append(Problem(name, f"{value!r}: expected a number from {low:g} to {high:g}"))
 
     for name, low in (("epochs", 1), ("image_size", 32), ("batch", 1), ("seed", 0), ("patience", 0), ("min_epochs", 0),
-                      ("sanity_batches", 0), ("workers", -1), ("validation_batch", 0)):  # fmt: skip
+                      ("sanity_batches", 0), ("workers", -1), ("validation_batch", 0), ("probe_steps", 0),
+                      ("profile_steps", 0)):  # fmt: skip
         whole(name, low)
+    if isinstance(spec.profile_steps, int) and spec.profile_steps > MOST_PROFILE_STEPS:
+        problems.append(Problem("profile_steps", f"{spec.profile_steps}: expected at most {MOST_PROFILE_STEPS}"))
+    if spec.probe_steps and spec.resume_from:
+        problems.append(Problem("probe_steps", "a probe starts anew: leave resume_from empty"))
     for name, least in (("min_delta", 0.0), ("upload_bound_s", 0.0), ("heartbeat_bound_s", 0.0),
                       ("peer_timeout_s", 1.0), ("collective_timeout_s", 1.0)):  # fmt: skip
         between(name, least)
