@@ -5,11 +5,11 @@ The model. An epoch is its steps, and beside them validation, checkpoints and wh
     epoch = steps * step + validation + checkpoint + between
 
 Without loader processes a step is the sum of its phases, and saving x seconds of one saves x seconds of the step
-(Amdahl 1967). With loader processes preparation runs beside the step, and what is seen of it is the wait that is left over: the
-queue of `loader_queue` is fitted to the measured production of the workers and the measured step, and played again with
-the change. A loader that sets the pace gives nothing for a faster device, and a loader that keeps up gives nothing for
-faster reads. With several ranks each step ends with the slowest: a rank's own time is its step without what its
-backward waits longer than the shortest backward of all.
+(Amdahl 1967). With loader processes preparation runs beside the step, and what is seen of it is the wait that is left
+over: the queue of `loader_queue` is fitted to the measured production of the workers and the measured step, and played
+again with the change. A loader that sets the pace gives nothing for a faster device, and a loader that keeps up gives
+nothing for faster reads. With several ranks each step ends with the slowest: a rank's own time is its step without what
+it waits for others in forward and backward.
 
 A CPU that is shared bounds every change: cores cannot give more seconds a second than there are, so a step takes at
 least (CPU seconds of the loader's and the main process) / cores, where these are known.

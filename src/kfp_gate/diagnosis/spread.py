@@ -58,12 +58,13 @@ class Draws:
     """Means of one rank's steady steps, (B,) each."""
 
     of_rank: RankSteps
+    seed: int = 0
 
     @classmethod
-    def of(cls, run: Run, rank: int) -> "Draws | None":
-        """None if the rank has no steady steps."""
+    def of(cls, run: Run, rank: int, *, seed: int = 0) -> "Draws | None":
+        """None if the rank has no steady steps. Two runs that are compared need two seeds."""
         steps = steady_steps(run, rank)
-        return cls(steps) if steps is not None and sum(s.total for s in steps.stretches) > 0 else None
+        return cls(steps, seed) if steps is not None and sum(s.total for s in steps.stretches) > 0 else None
 
     @property
     def blocks(self) -> int:
@@ -71,12 +72,19 @@ class Draws:
 
     @cached_property
     def weights(self) -> Floats:
-        return draw_weights(self.blocks, seed=SEED + 17 * self.of_rank.rank)
+        return draw_weights(self.blocks, seed=SEED + 17 * self.of_rank.rank + 7919 * self.seed)
 
     @cached_property
     def step(self) -> Floats:
         """Seconds of a step."""
         return self._mean([s.total for s in self.of_rank.stretches], [s.steps for s in self.of_rank.stretches])
+
+    def images(self) -> Floats | None:
+        """(B,) images of a step; None: unknown."""
+        stretches = self.of_rank.stretches
+        if any(s.images is None for s in stretches):
+            return None
+        return self._mean([float(s.images or 0) for s in stretches], [s.steps for s in stretches])
 
     def names(self) -> list[str]:
         """Phases, on the clock that `phase` uses."""

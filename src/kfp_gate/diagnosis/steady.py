@@ -154,8 +154,13 @@ def whole_epochs(run: Run) -> Epochs:
     )  # fmt: skip
 
 
+def is_steady(window: Line) -> bool:
+    """Whether a window is neither warm-up nor prepared input nor profiled."""
+    return not (window.get("warmup") or window.get("profiled")) and window.get("input", "usual") == "usual"
+
+
 def _window(line: Line) -> Stretch | None:
-    if line.get("warmup") or line.get("profiled") or line.get("input", "usual") != "usual":
+    if not is_steady(line):
         return None
     seconds, steps, batches = seconds_of(line.get("seconds")), number(line.get("steps")), line.get("batches")
     if steps is None and isinstance(batches, Sequence) and len(batches) == 2 and None not in map(number, batches):
