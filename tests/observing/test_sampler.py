@@ -15,7 +15,7 @@ import pytest
 
 from kfp_gate.observing.memory import ControlGroup, find_control_group
 from kfp_gate.observing.network import read_network
-from kfp_gate.observing.pressure import read_cpu_quota, read_disk, read_pressure, read_throttling
+from kfp_gate.observing.pressure import read_disk, read_pressure, read_throttling
 from kfp_gate.observing.processes import LOADER_NAME
 from kfp_gate.observing.sampler import Sampler
 from kfp_gate.observing.timeline import Timeline, read_timeline
@@ -212,11 +212,8 @@ def test_what_a_sample_holds_names_no_path_no_command_and_no_variable(
 V2 = {
     "proc/self/cgroup": "0::/kubepods/pod1/c1\n",
     "sys/fs/cgroup/kubepods/pod1/c1/memory.current": "1\n",
-    "sys/fs/cgroup/kubepods/pod1/c1/cpu.max": "max 100000\n",
     "sys/fs/cgroup/kubepods/pod1/c1/cpu.stat": "usage_usec 10\nnr_periods 5\nnr_throttled 1\nthrottled_usec 500\n",
-    "sys/fs/cgroup/kubepods/pod1/cpu.max": "250000 100000\n",
     "sys/fs/cgroup/kubepods/pod1/cpu.stat": "usage_usec 10\nnr_periods 5\nnr_throttled 3\nthrottled_usec 1500000\n",
-    "sys/fs/cgroup/kubepods/cpu.max": "max 100000\n",
     "sys/fs/cgroup/kubepods/cpu.stat": "usage_usec 10\n",
     "sys/fs/cgroup/kubepods/pod1/c1/io.stat": (
         "259:0 rbytes=1000 wbytes=500 rios=1 wios=1 dbytes=0 dios=0\n253:0 rbytes=900 wbytes=400 rios=1 wios=1\n8:0 \n"
@@ -227,11 +224,7 @@ V2 = {
 V1 = {
     "proc/self/cgroup": "5:blkio:/docker/abc\n4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n0::/\n",
     "sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes": "1\n",
-    "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "-1\n",
-    "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000\n",
     "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.stat": "nr_periods 5\nnr_throttled 2\nthrottled_time 2000000000\n",
-    "sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_quota_us": "150000\n",
-    "sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_period_us": "100000\n",
     "sys/fs/cgroup/cpu,cpuacct/docker/cpu.stat": "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n",
     "sys/fs/cgroup/blkio/docker/abc/blkio.throttle.io_service_bytes": (
         "8:0 Read 10\n8:0 Write 20\n8:0 Sync 30\n8:0 Total 30\n8:16 Read 1\n8:16 Write 2\nTotal 33\n"
@@ -240,10 +233,9 @@ V1 = {
 }
 
 
-def test_version_2_with_the_quota_on_the_pod(tmp_path: Path) -> None:
+def test_version_2_throttled_by_the_pods_quota(tmp_path: Path) -> None:
     root = tree(tmp_path, V2)
     group = find_control_group(root)
-    assert read_cpu_quota(group, root=root) == 2.5
     assert read_throttling(group, root=root) == {"throttled_periods": 3, "throttled_s": 1.5}
     assert read_disk(group, root=root) == (1000, 500), "what went through the device mapper counts once"
     assert read_pressure(group, root=root) == {"pressure_cpu": None, "pressure_io": 0.125, "pressure_memory": None}
@@ -253,7 +245,6 @@ def test_version_1(tmp_path: Path) -> None:
     root = tree(tmp_path, V1)
     group = find_control_group(root)
     assert group is not None and group.version == 1
-    assert read_cpu_quota(group, root=root) == 1.5
     assert read_throttling(group, root=root) == {"throttled_periods": 2, "throttled_s": 2.0}
     assert read_disk(group, root=root) == (11, 22)
     assert read_pressure(group, root=root)["pressure_io"] == 0.5
@@ -264,21 +255,17 @@ def test_version_1_in_a_container_whose_path_is_the_hosts(tmp_path: Path) -> Non
         "proc/self/cgroup": "4:cpu,cpuacct:/host/path\n3:memory:/host/path\n2:blkio:/host/path\n",
         "sys/fs/cgroup/memory/memory.usage_in_bytes": "1\n",
         "sys/fs/cgroup/cpu,cpuacct/cpu.stat": "nr_periods 5\nnr_throttled 2\nthrottled_time 2000000000\n",
-        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000\n",
-        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
         "sys/fs/cgroup/blkio/blkio.throttle.io_service_bytes_recursive": "8:0 Read 10\n8:0 Write 20\n",
     }
     root = tree(tmp_path, files)
     group = find_control_group(root)
-    assert read_cpu_quota(group, root=root) == 0.5
     assert read_throttling(group, root=root) == {"throttled_periods": 2, "throttled_s": 2.0}
     assert read_disk(group, root=root) == (10, 20)
 
 
 def test_no_quota_and_no_control_group_are_unknown(tmp_path: Path) -> None:
-    bare = tree(tmp_path, {"c/cpu.max": "max 100000\n", "c/cpu.stat": "usage_usec 5\n"})
+    bare = tree(tmp_path, {"c/cpu.stat": "usage_usec 5\n"})
     for group in (None, ControlGroup(2, bare / "c"), ControlGroup(1, bare / "c")):
-        assert read_cpu_quota(group, root=bare) is None
         assert read_throttling(group, root=bare) == {"throttled_periods": None, "throttled_s": None}
         assert read_disk(group, root=bare) is None
 

@@ -1,8 +1,7 @@
-"""How much a container was held back: its CPU quota and throttling, its disk traffic, and pressure stall information.
+"""How much a container was held back: CPU throttling, its disk traffic, and pressure stall information.
 
-`cpu.max`, `cpu.stat`, `io.stat` and `*.pressure` of cgroup v2 (Linux admin-guide/cgroup-v2); `cpu.cfs_quota_us`,
-`cpu.stat` and `blkio.throttle.io_service_bytes` of v1; /proc/pressure where the container has none of its own. Unknown
-is None.
+`cpu.stat`, `io.stat` and `*.pressure` of cgroup v2 (Linux admin-guide/cgroup-v2); `cpu.stat` and
+`blkio.throttle.io_service_bytes` of v1; /proc/pressure where the container has none of its own. Unknown is None.
 """
 
 from collections.abc import Iterator
@@ -14,23 +13,6 @@ DISK_FILES = (
     "blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes",
     "blkio.bfq.io_service_bytes_recursive", "blkio.bfq.io_service_bytes",
 )  # fmt: skip
-
-
-def read_cpu_quota(group: ControlGroup | None, *, root: Path = Path("/")) -> float | None:
-    """The cores that the container may use on average; None: no quota, or unknown.
-
-    The tightest on the way up: a pod's quota may sit above the container's group.
-    """
-    quotas = []
-    for folder in _cpu_folders(group, root):
-        quota, period = [*(_text(folder / "cpu.max") or "").split(), "", ""][:2]
-        if not quota:
-            quota = (_text(folder / "cpu.cfs_quota_us") or "").strip()
-            period = (_text(folder / "cpu.cfs_period_us") or "").strip()
-        # "max" in version 2 and -1 in version 1 are no quota.
-        if quota.isdigit() and period.isdigit() and int(period):
-            quotas.append(int(quota) / int(period))
-    return min(quotas, default=None)
 
 
 def read_throttling(group: ControlGroup | None, *, root: Path = Path("/")) -> dict[str, float | None]:

@@ -80,9 +80,11 @@ def read_process(
                     by_thread[int(task)] = seconds
         except OSError:
             by_thread = {}
+    queued = scheduler[1] if scheduler is not None else None
+    blocked = int(fields[39]) / TICKS if delays else None
     return ProcessReading(
         pid, int(fields[1]), name, fields[0].decode(), _cpu(fields), by_thread, io.get("read_bytes"),
-        io.get("write_bytes"), int(fields[9]), scheduler[1] if scheduler is not None else None, int(fields[39]) / TICKS if delays else None,
+        io.get("write_bytes"), int(fields[9]), queued, blocked,
     )  # fmt: skip
 
 
