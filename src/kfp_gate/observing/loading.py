@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kfp_gate.observing import loader_profile
 from kfp_gate.observing.parts import Parts, add
 
 OPEN, READ, COLLATE, OTHER = "open", "read", "collate", "other"
@@ -35,10 +36,12 @@ _bytes = 0
 
 @dataclass(frozen=True)
 class Made:
-    """The making of one batch: `[wall_s, cpu_s, calls]` by part, and the bytes that were read from files."""
+    """The making of one batch: `[wall_s, cpu_s, calls]` by part, and the bytes that were read from files; `profile` is
+    its functions', while a profile window is open (`kfp_gate.observing.loader_profile`)."""
 
     parts: dict[str, list[float]] = field(default_factory=dict)
     bytes: int = 0
+    profile: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,14 +126,17 @@ def count_bytes(count: int) -> None:
 def begin() -> None:
     """Forget what was counted: a batch begins."""
     take()
+    loader_profile.begin()
 
 
 def take() -> Made:
     """What was counted since the last call."""
     global _bytes
+    profile = loader_profile.end()
     sums: dict[str, list[float]] = {}
     add(sums, PARTS.take())
-    made, _bytes = Made({n: [round(w, 7), round(c, 7), k] for n, (w, c, k) in sums.items()}, _bytes), 0
+    parts = {n: [round(w, 7), round(c, 7), k] for n, (w, c, k) in sums.items()}
+    made, _bytes = Made(parts, _bytes, profile), 0
     return made
 
 

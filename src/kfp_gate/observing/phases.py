@@ -6,7 +6,7 @@ device times come from a `DeviceClock` beside it and are reported under `device`
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -53,6 +53,8 @@ class Phases:
 
     def __init__(self, device: DeviceClock | None = None) -> None:
         self.device = device
+        self.on_change: Callable[[str], None] | None = None
+        """Told of every cut, with the phase that begins; for the ranges of a profiler."""
         self.current = OTHER
         self.steps = 0
         self._since = time.perf_counter()
@@ -65,6 +67,8 @@ class Phases:
         self._since, self.current = now, phase
         if self.device is not None:
             self.device.mark(phase)
+        if self.on_change is not None:
+            self.on_change(phase)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:

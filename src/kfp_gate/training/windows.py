@@ -31,7 +31,7 @@ class Windows:
 
     def __init__(self, timeline: Timeline, phases: Phases) -> None:
         self.timeline, self.phases = timeline, phases
-        self.input, self.profiled = USUAL, False
+        self.input, self.profiled, self.warm = USUAL, False, False
         self.count = 0
         """Windows that were written."""
         self._taken = self._epoch = self._next = 0
@@ -46,8 +46,8 @@ class Windows:
         self.phases.enter(DATA)
         self._since = time.perf_counter()
 
-    def step(self, *, images: int | None, moved: int | None, made: Made | None, ready: int | None) -> None:
-        """A step is done, and the wait for the next batch begins.
+    def step(self, *, images: int | None, moved: int | None, made: Made | None, ready: int | None) -> float:
+        """A step is done, and the wait for the next batch begins; returns its seconds.
 
         Args:
             images: of the step.
@@ -58,7 +58,8 @@ class Windows:
         self.phases.step_done()
         self.phases.enter(DATA)
         now, waited = time.perf_counter(), self.phases.spent(DATA)
-        self._each.append((waited - self._waited, now - self._since))
+        seconds = now - self._since
+        self._each.append((waited - self._waited, seconds))
         self._since, self._waited = now, waited
         self._images += images or 0
         self._moved += moved or 0
@@ -77,11 +78,13 @@ class Windows:
             self._write(warmup=True)
         elif now - self._began >= (WINDOW_S if self.count < CLOSE_WINDOWS else FAR_WINDOW_S):
             self._write()
+        return seconds
 
-    def switch(self, *, input: str = USUAL, profiled: bool = False) -> None:
-        """The steps from here on get their batches elsewhere, or are watched closely: a new stretch begins."""
+    def switch(self, *, input: str = USUAL, profiled: bool = False, warm: bool = False) -> None:
+        """The steps from here on get their batches elsewhere, are watched closely, or are no steady state yet: a new
+        stretch begins, now."""
         self._write()
-        self.input, self.profiled = input, profiled
+        self.input, self.profiled, self.warm = input, profiled, warm
 
     def end(self) -> None:
         """The epoch's steps are over. Waits for the device, which is about to be asked for a result anyway."""
@@ -106,7 +109,7 @@ class Windows:
         host, device = self.phases.so_far(), self.phases.device_so_far()
         self.timeline.write(
             "window", epoch=self._epoch, batches=[self._first, self._next - 1], steps=len(self._each),
-            images=self._images, warmup=warmup, input=self.input, profiled=self.profiled,
+            images=self._images, warmup=warmup or self.warm, input=self.input, profiled=self.profiled,
             seconds=_grown(self._host, host), device=_grown(self._device or {}, device) if device is not None else None,
             each=[[round(d, 5), round(t, 5)] for d, t in evenly(self._each, KEPT_STEPS)], bytes=self._moved,
             loader=self._loader(),
