@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kfp_gate.evaluation.model_folder import read_card
+from kfp_gate.training.best import slot
 from kfp_gate.training.checkpoints import Checkpoints, find_latest
 from kfp_gate.training.spec import TrainingSpec
 
@@ -78,7 +79,7 @@ def test_best_weights_of_a_step_that_a_full_disk_cost_travel_with_the_next(
         checkpoints.finish()
     latest = find_latest(str(store))
     assert latest is not None and latest.epoch == 3
-    best = latest.files[f"best/{course.slot('map50_95')}.pt"]
+    best = latest.files[f"best/{slot('map50_95')}.pt"]
     assert (store / best.key).read_bytes() == b"best 2"
     assert course.record.weights["map50_95"]["epoch"] == 2
 

@@ -213,6 +213,6 @@ def _cuda() -> dict[str, int] | None:
 
     if "torch" not in sys.modules:
         return None
-    from kfp_gate.training.course import cuda_memory
+    from kfp_gate.training.device_clock import cuda_memory
 
     return cuda_memory()

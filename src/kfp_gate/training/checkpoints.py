@@ -24,6 +24,7 @@ from typing import Any
 
 from kfp_gate.errors import Broken, InvalidInput, KfpGateError
 from kfp_gate.evaluation.model_folder import sha256_of
+from kfp_gate.observing.timeline import Timeline
 from kfp_gate.storage import Store, open_store
 from kfp_gate.training.redaction import redact
 
@@ -65,11 +66,14 @@ class Lost:
 class Checkpoints:
     """Writes the checkpoints of one process. Only rank 0 has one."""
 
-    def __init__(self, uri: str, folder: Path, *, bound_s: float, run: str = "") -> None:
+    def __init__(
+        self, uri: str, folder: Path, *, bound_s: float, run: str = "", timeline: Timeline | None = None
+    ) -> None:
         """`folder` holds the files until they are uploaded; `bound_s` is the longest wait for an upload; `run` is the
-        pipeline run, written into each step."""
+        pipeline run, written into each step; `timeline` gets a line for each upload."""
         self.uri, self.folder, self.bound_s, self.run = uri, folder, bound_s, run
         self.store: Store = open_store(uri)
+        self.timeline = timeline
         self.token = secrets.token_hex(3)
         self.known: dict[str, Stored] = {}
         self.lost = Lost()
@@ -133,6 +137,13 @@ class Checkpoints:
             self._join(None if self.bound_s == 0 else max(self.bound_s, 600))
         return True
 
+    def account(self) -> dict[str, Any]:
+        """Where the checkpoints are, and what did not get there, for the record."""
+        return {
+            "uri": self.uri, "uploaded_epoch": self.uploaded_epoch, "lost_epochs": list(self.lost.epochs),
+            "last_error": self.lost.last_error, "waited_s": round(self.waited_s, 3),
+        }  # fmt: skip
+
     def finish(self) -> None:
         """Wait for the last upload; upload what had to wait for it, or try once more what failed last."""
         self._join(max(self.bound_s, 600))
@@ -178,13 +189,16 @@ class Checkpoints:
             self._thread = None
 
     def _upload(self, epoch: int, folder: Path, finished: bool) -> None:
+        started, sent = time.perf_counter(), [0]
         try:
-            step = self._put(epoch, folder, finished)
+            step = self._put(epoch, folder, finished, sent)
         except Exception as error:
+            self._tell(epoch, started, sent[0], ok=False)
             # Whatever a store's client raises: a thread that dies in silence would lose the step without a word.
             self._lose(epoch, redact(str(error).splitlines()[0]) if str(error) else type(error).__name__)
             self._retry = (epoch, folder, finished)
             return
+        self._tell(epoch, started, sent[0], ok=True)
         self._retry = None
         self.uploaded_epoch = epoch
         if epoch in self.lost.epochs:
@@ -192,13 +206,19 @@ class Checkpoints:
         shutil.rmtree(folder, ignore_errors=True)
         self._forget(step)
 
-    def _put(self, epoch: int, folder: Path, finished: bool) -> Step:
+    def _tell(self, epoch: int, started: float, sent: int, *, ok: bool) -> None:
+        if self.timeline is not None:
+            seconds = round(time.perf_counter() - started, 4)
+            self.timeline.write("upload", epoch=epoch, ok=ok, seconds=seconds, bytes=sent)
+
+    def _put(self, epoch: int, folder: Path, finished: bool, sent: list[int]) -> Step:
         key = f"steps/{epoch:06d}-{self.token}"
         files = dict(self.known)
         for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST):
             name = path.relative_to(folder).as_posix()
             stored = Stored(f"{key}/{name}", sha256_of(path), path.stat().st_size)
             self.store.upload(path, stored.key)
+            sent[0] += stored.bytes
             files[name] = stored
             if name.startswith("best/"):
                 self.known[name] = stored

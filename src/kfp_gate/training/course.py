@@ -10,8 +10,6 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +20,10 @@ from kfp_gate.observing.phases import CHECKPOINT, OTHER, VALIDATION, Phases, pha
 from kfp_gate.observing.timeline import Timeline
 from kfp_gate.training import state as states
 from kfp_gate.training import weights
+from kfp_gate.training.best import BestWeights
 from kfp_gate.training.checkpoints import RECORD, STATE, Checkpoints
 from kfp_gate.training.conditions import conditions
+from kfp_gate.training.device_clock import cuda_memory
 from kfp_gate.training.group import Group
 from kfp_gate.training.monitors import Monitors, Observation
 from kfp_gate.training.progress import PROGRESS, Eta, say
@@ -43,15 +43,6 @@ MANY_VALUES = 500
 """Values an epoch beyond which the timeline keeps only the overall ones, the monitors, and the classes' map50_95."""
 
 
-@dataclass(frozen=True)
-class Unsaved:
-    """Best weights that wait for the disk."""
-
-    epoch: int
-    value: float | None
-    content: bytes
-
-
 class TrainingCourse:
     """See the module."""
 
@@ -66,7 +57,7 @@ class TrainingCourse:
         self.tracker, self.checkpoints, self.train_images = tracker, checkpoints, tuple(train_images)
         self.control_group, self.resume = control_group, resume
         self.monitors = Monitors(spec)
-        self.best_folder = folder / "best"
+        self.best = BestWeights(folder / "best", record)
         self.last_state = folder / STATE
         self.eta = Eta(spec.epochs, 1)
         self.corrupt = False
@@ -74,8 +65,6 @@ class TrainingCourse:
         self._restored: dict[str, Any] | None = None
         self._epoch_started = time.monotonic()
         self.stop_reason = ""
-        self._unsaved: dict[str, Unsaved] = {}
-        self._unstored: set[str] = set()
         self.windows = Windows(timeline, phases)
         self.sample_every_s: float | None = None
         if resume is not None:
@@ -230,73 +219,47 @@ class TrainingCourse:
             "classes": list(self.record.classes), "finished": finished,
             "run_id": self.tracker.run_id if self.tracker else "",
         }  # fmt: skip
+        started, before = time.perf_counter(), self.checkpoints.waited_s if self.checkpoints is not None else 0.0
         # Plain JSON inside: the reader unpickles nothing but tensors and such values.
         captured = states.capture(trainer, epoch, extra=json.loads(json.dumps(extra)))
         error: BaseException | None = None
+        said: dict[str, Any] = {}
         if captured is not None:
             try:
-                self._write(trainer, epoch, observation, captured, finished=finished)
+                said["ok"] = self._write(trainer, epoch, observation, captured, finished=finished)
             except OSError as caught:
                 # A full disk costs this checkpoint; the weights in memory are whole.
                 log.warning("the checkpoint of epoch %d could not be written: %s", epoch, caught)
-                self.timeline.write("checkpoint", epoch=epoch, ok=False, error=str(caught))
+                said |= {"ok": False, "error": str(caught)}
             except Exception as caught:
                 error = caught
+        if said:
+            waited = self.checkpoints.waited_s - before if self.checkpoints is not None else 0.0
+            seconds = round(time.perf_counter() - started, 4)
+            self.timeline.write("checkpoint", epoch=epoch, seconds=seconds, waited_s=round(waited, 4), **said)
         self.group.agree("checkpoint", error)
 
     def _write(
         self, trainer: "RankTrainer", epoch: int, observation: Observation, captured: dict[str, Any], *, finished: bool
-    ) -> None:
-        started = time.perf_counter()
+    ) -> bool:
         if observation.improved:
-            content = weights.weights_bytes(trainer, epoch=epoch)
-            self._unsaved |= {n: Unsaved(epoch, self._values[n], content) for n in observation.improved}
-        self._unstored |= set(self.save_best())
+            self.best.add(observation.improved, epoch, self._values, weights.weights_bytes(trainer, epoch=epoch))
+        self.best.save()
         part = self.last_state.with_suffix(".part")
         states.write_state(captured, part)
         part.replace(self.last_state)
         if self.checkpoints is None:
-            return
+            return True
         step = self.checkpoints.begin_step(epoch)
         shutil.copyfile(self.last_state, step / STATE)
-        (step / "best").mkdir()
-        # Also those of an epoch whose step came to nothing: else it would point at older weights than its monitors say.
-        for name in sorted(self._unstored):
-            shutil.copyfile(self.best_folder / f"{self.slot(name)}.pt", step / "best" / f"{self.slot(name)}.pt")
-        self.record.checkpoints = {
-            "uri": self.checkpoints.uri, "uploaded_epoch": self.checkpoints.uploaded_epoch,
-            "lost_epochs": list(self.checkpoints.lost.epochs), "waited_s": round(self.checkpoints.waited_s, 3),
-        }  # fmt: skip
+        self.best.put(step)
+        self.record.checkpoints = self.checkpoints.account()
         self.record.write(step / RECORD)
         with self.timeline.path.open("rb") as lines, gzip.open(step / "timeline.jsonl.gz", "wb", 1) as packed:
             shutil.copyfileobj(lines, packed)
         queued = self.checkpoints.commit(epoch, step, finished=finished)
-        self._unstored.clear()
-        self.timeline.write("checkpoint", epoch=epoch, ok=queued, seconds=round(time.perf_counter() - started, 4))
-
-    def save_best(self) -> list[str]:
-        """Write best weights that are still in memory alone; returns their monitors.
-
-        Raises:
-            OSError: the disk is full. They stay in memory and are tried again with the next epoch.
-        """
-        self.best_folder.mkdir(parents=True, exist_ok=True)
-        written = []
-        for name, unsaved in list(self._unsaved.items()):
-            target = self.best_folder / f"{self.slot(name)}.pt"
-            part = target.with_suffix(".part")
-            part.write_bytes(unsaved.content)
-            part.replace(target)
-            self.record.weights[name] = {
-                "epoch": unsaved.epoch, "value": unsaved.value, "file": f"best/{target.name}",
-            }  # fmt: skip
-            del self._unsaved[name]
-            written.append(name)
-        return written
-
-    def slot(self, monitor: str) -> str:
-        """The file name of a monitor's best weights; the name itself may hold any character."""
-        return slot(monitor)
+        self.best.queued()
+        return queued
 
     def _shown_values(self) -> Values:
         """An epoch's values for the timeline: all, unless hundreds of classes would make it long."""
@@ -326,25 +289,3 @@ class TrainingCourse:
                 PROGRESS, epoch=epoch, epochs=self.spec.epochs, eta_s=round(self.eta.after(epoch), 1), monitors=shown,
                 best={w["monitor"]: w["best_epoch"] for w in self.record.monitors}, stopped=self.stop_reason,
             )  # fmt: skip
-
-
-def slot(monitor: str) -> str:
-    """A file name that stands for a monitor, in whatever order monitors are listed.
-
-    >>> slot("class/a/map50")
-    'best-2a01a1e3a3'
-    """
-    return f"best-{sha256(monitor.encode()).hexdigest()[:10]}"
-
-
-def cuda_memory() -> dict[str, int] | None:
-    """The allocator's bytes on this rank's device; None without one."""
-    import torch
-
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return None
-    device = torch.cuda.current_device()
-    return {
-        "reserved": torch.cuda.memory_reserved(device), "peak": torch.cuda.max_memory_reserved(device),
-        "total": torch.cuda.get_device_properties(device).total_memory,
-    }  # fmt: skip

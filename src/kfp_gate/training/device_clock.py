@@ -1,4 +1,5 @@
-"""Phase times on a CUDA device's own stream, by events: nothing ever waits in a step for its own timing."""
+"""A CUDA device as a rank sees it: phase times on its own stream, by events, so that nothing ever waits in a step for
+its own timing; and its allocator's bytes."""
 
 from collections import deque
 
@@ -46,3 +47,14 @@ class CudaClock:
             phase, begin = self._marks.popleft()
             milliseconds = begin.elapsed_time(self._marks[0][1])
             self._seconds[phase] = self._seconds.get(phase, 0.0) + milliseconds / 1000
+
+
+def cuda_memory() -> dict[str, int] | None:
+    """The allocator's bytes on this rank's device; None without one."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    device = torch.cuda.current_device()
+    return {
+        "reserved": torch.cuda.memory_reserved(device), "peak": torch.cuda.max_memory_reserved(device),
+        "total": torch.cuda.get_device_properties(device).total_memory,
+    }  # fmt: skip

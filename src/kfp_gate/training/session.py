@@ -22,7 +22,8 @@ from kfp_gate.observing.timeline import Timeline
 from kfp_gate.storage import open_store
 from kfp_gate.training import base_model, resuming, upstream
 from kfp_gate.training.checkpoints import RECORD, Checkpoints
-from kfp_gate.training.course import TrainingCourse, cuda_memory
+from kfp_gate.training.course import TrainingCourse
+from kfp_gate.training.device_clock import cuda_memory
 from kfp_gate.training.evidence import (
     EXIT_BROKEN,
     LastLines,
@@ -189,7 +190,11 @@ class Session:
     def _open_first(self, record: Record, resumed: resuming.Resumed | None) -> None:
         spec, earlier = self.spec, ""
         self.checkpoints = Checkpoints(
-            self.checkpoint_uri, self.private / "uploads", bound_s=spec.upload_bound_s, run=self.run_id
+            self.checkpoint_uri,
+            self.private / "uploads",
+            bound_s=spec.upload_bound_s,
+            run=self.run_id,
+            timeline=self.timeline,
         )
         if resumed is not None and resumed.step is not None:
             # The same training on a new pod: the same store and the same MLflow run go on.
@@ -213,19 +218,15 @@ class Session:
         assert self.tracker is not None and self.checkpoints is not None
         record, spec = course.record, self.spec
         primary = spec.monitors[0]
-        course.save_best()
-        chosen = self.private / "best" / f"{course.slot(primary)}.pt"
+        course.best.save()
+        chosen = course.best.path(primary)
         if not chosen.is_file():
             raise InvalidInput(
                 f"{primary} had no value in any epoch", expected="at least one epoch with a value", where="monitors",
                 next_step="choose a monitor that this val set gives a value for, such as map50_95",
             )  # fmt: skip
         self.checkpoints.finish()
-        record.checkpoints = {
-            "uri": self.checkpoints.uri, "uploaded_epoch": self.checkpoints.uploaded_epoch,
-            "lost_epochs": list(self.checkpoints.lost.epochs), "last_error": self.checkpoints.lost.last_error,
-            "waited_s": round(self.checkpoints.waited_s, 3),
-        }  # fmt: skip
+        record.checkpoints = self.checkpoints.account()
         self.tracker.tag(**{
             "kfp_gate.monitors": str([(m["monitor"], m["best"], m["best_epoch"]) for m in record.monitors]),
             "kfp_gate.not_computed": str(record.not_computed),
@@ -239,9 +240,9 @@ class Session:
         self.tracker.flush(10.0)
         others = {
             m: f"{self.checkpoints.uri}/{s.key}" for m in spec.monitors[1:]
-            if (s := self.checkpoints.known.get(f"best/{course.slot(m)}.pt")) is not None
+            if (s := self.checkpoints.known.get(f"best/{course.best.path(m).name}")) is not None
             # What did not arrive left an older one there.
-            and (best := self.private / "best" / f"{course.slot(m)}.pt").is_file() and sha256_of(best) == s.sha256
+            and (best := course.best.path(m)).is_file() and sha256_of(best) == s.sha256
         }  # fmt: skip
         card = ModelCard(
             sha256="", classes=record.classes, image_size=spec.image_size, settings=spec.settings(),
