@@ -27,11 +27,13 @@ LIMIT_NEAR = 0.9
 """Share of the memory limit from which the report warns."""
 
 
-def html(folder: Path) -> str:
+def html(folder: Path, template: str = "training.html", **values: Any) -> str:
     """The report of a training.
 
     Args:
         folder: as rank 0 leaves it, OUT/training: `record.json`, and `timeline.jsonl` if it was kept.
+        template: `training.html`, or a template that extends it.
+        values: what such a template needs besides.
 
     Returns:
         A self-contained page.
@@ -44,11 +46,11 @@ def html(folder: Path) -> str:
     lines = list(read_timeline(timeline)) if timeline.is_file() else []
     epochs = record["epochs"]
     return render(
-        "training.html", record=record, epochs=epochs, span=_span(epochs), verdict=_verdict(record),
+        template, record=record, epochs=epochs, span=_span(epochs), verdict=_verdict(record),
         monitors=_monitors(record), metrics=_metric_curves(record), losses=_loss_curves(epochs),
         phases=_phases(lines, epochs), memory=_memory(lines), losts=_losts(record),
         settings=sorted(record["settings"].items()), versions=sorted(record["versions"].items()),
-        not_computed=sorted(record.get("not_computed", {}).items()),
+        not_computed=sorted(record.get("not_computed", {}).items()), **values,
     )  # fmt: skip
 
 

@@ -1,0 +1,86 @@
+"""A diagnosis as a page: the answer first, then the evidence, then everything that was recorded on one time axis."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from kfp_gate import pages
+from kfp_gate.diagnosis import page_facts, page_figures
+from kfp_gate.diagnosis.findings import CAUSES, Diagnosis
+from kfp_gate.diagnosis.runs import Run
+from kfp_gate.diagnosis.step_bars import hot_functions, step_facts
+from kfp_gate.diagnosis.time_axis import time_axis
+from kfp_gate.training import report as training_report
+
+log = logging.getLogger(__name__)
+
+COLOURS = {"cause": "warn", "no_cause": "good", "not_enough": ""}
+
+
+def html(diagnosis: Diagnosis, run: Run) -> str:
+    """The diagnosis as one self-contained HTML page.
+
+    Args:
+        diagnosis: what was found.
+        run: what it was found in, for the curves.
+    """
+    return pages.render("diagnosis.html", d=values(diagnosis, run))
+
+
+def training_page(folder: Path) -> str:
+    """The training report with the run's diagnosis in it.
+
+    A diagnosis that cannot be made costs a sentence on the page, never the page.
+
+    Args:
+        folder: as rank 0 leaves it, OUT/training.
+
+    Raises:
+        InvalidInput: there is a record in the folder, and it cannot be read.
+    """
+    if not (folder / "record.json").is_file():
+        return training_report.page(folder)
+    try:
+        found = _diagnosed(folder)
+        return training_report.html(folder, template="training_diagnosed.html", d=found)
+    except Exception as error:  # whatever it is: the training has succeeded, and its report must be written
+        log.warning("no diagnosis of this training: %s: %s", type(error).__name__, error)
+        log.debug("the diagnosis failed", exc_info=True)
+        return training_report.html(folder, template="training_diagnosed.html", d=None)
+
+
+def _diagnosed(folder: Path) -> dict[str, Any]:
+    from tempfile import TemporaryDirectory
+
+    from kfp_gate.diagnosis.diagnose import diagnose
+    from kfp_gate.diagnosis.runs import read_run
+
+    with TemporaryDirectory() as scratch:
+        run = read_run(str(folder), Path(scratch))
+    return values(diagnose(run), run)
+
+
+def values(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
+    """What the templates show of a diagnosis."""
+    axis = time_axis(run)
+    steady = step_facts(run)
+    return {
+        "where": diagnosis.where,
+        "answer": diagnosis.answer,
+        "state": diagnosis.state,
+        "colour": COLOURS.get(diagnosis.state, ""),
+        "running": diagnosis.running,
+        "notes": diagnosis.notes,
+        "tiles": page_facts.tiles(diagnosis, run, steady),
+        "findings": [page_facts.finding(f) for f in diagnosis.findings],
+        "minor": [page_facts.finding(f) for f in diagnosis.minor],
+        "unjudged": [{"name": CAUSES.get(u.cause, u.cause), "missing": u.missing} for u in diagnosis.unjudged],
+        "scenarios": page_facts.scenarios(diagnosis),
+        "steps": page_figures.steps(diagnosis, steady.bars),
+        "time": page_figures.over_time(run, axis) if axis is not None else None,
+        "loader": page_figures.loader(run, steady.parts),
+        "functions": hot_functions(run),
+        "profile": page_figures.profile(run),
+        "memory": page_facts.memory(diagnosis, run),
+        "conditions": page_facts.conditions(diagnosis.conditions),
+    }
