@@ -17,7 +17,7 @@ def duration(seconds: float | None) -> str:
         return "0 s"
     if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms"
-    if seconds < 99.95:
+    if seconds < 119.5:
         return f"{seconds:.3g} s"
     for unit, name, part, part_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if seconds >= unit:

@@ -29,6 +29,9 @@ CAUSES = {
 }
 """Every cause that can be named, and how a sentence names it. `device_busy` is a state of health, not a fault."""
 
+MEMORY_CAUSES = ("memory_pressure", "memory_growth", "forked_copies")
+"""Causes whose weight is an urgency and not a share of the time."""
+
 BAR = 0.10
 """Share of the time that a cause must explain before it is named."""
 

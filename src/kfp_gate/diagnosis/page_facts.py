@@ -5,13 +5,12 @@ from typing import Any
 
 from kfp_gate.diagnosis import amounts
 from kfp_gate.diagnosis.curves import round_up
-from kfp_gate.diagnosis.findings import CAUSES, Diagnosis, Finding
+from kfp_gate.diagnosis.findings import CAUSES, MEMORY_CAUSES, Diagnosis, Finding
 from kfp_gate.diagnosis.lanes import why_no_gpu_use
 from kfp_gate.diagnosis.lines import number
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.diagnosis.step_bars import StepFacts
 
-MEMORY_CAUSES = ("memory_pressure", "memory_growth", "forked_copies")
 MEMORY_LINES = (
     ("rss", "main process"),
     ("children_pss", "loaders (shared pages once)"),

@@ -1,0 +1,141 @@
+"""A diagnosis for a terminal: the answer first, then why, what a change would bring, and what is unknown."""
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from kfp_gate.diagnosis import amounts
+from kfp_gate.diagnosis.findings import BAR, CAUSES, MEMORY_CAUSES, Diagnosis, Finding
+
+WIDTH = 96
+
+
+def text(diagnosis: Diagnosis) -> str:
+    """The diagnosis in lines of at most `WIDTH` characters, without colours.
+
+    Names come from outside: what would steer a terminal is replaced.
+    """
+    blocks = [[diagnosis.answer], _head(diagnosis)]
+    blocks += [list(_finding(f, i)) for i, f in enumerate(diagnosis.findings, 1)]
+    blocks += [_scenarios(diagnosis), _phases(diagnosis), _growth(diagnosis), _minor(diagnosis), _unjudged(diagnosis)]
+    blocks.append([line for note in diagnosis.notes for line in _item("note: ", note)])
+    return join(blocks)
+
+
+def join(blocks: Iterable[Sequence[str]]) -> str:
+    """Blocks of lines with an empty line between them; lines that are too long are folded."""
+    paragraphs = ["\n".join(folded for line in block for folded in _fold(line)) for block in blocks if block]
+    return "\n\n".join(paragraphs)
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ", left: int = 1) -> list[str]:
+    """Rows in columns: the first `left` columns and the last one to the left, the others to the right."""
+    rows = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i < left or i == len(row) - 1 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return lines
+
+
+def plain(words: str) -> str:
+    """Words from outside as one line that a terminal prints and does not obey."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
+
+
+def _head(diagnosis: Diagnosis) -> list[str]:
+    parts = [plain(diagnosis.where), "still running" if diagnosis.running else "ended"]
+    parts.append(f"an epoch takes {amounts.duration(diagnosis.epoch_s)}" if diagnosis.epoch_s is not None
+                 else "the time of an epoch is unknown")  # fmt: skip
+    return ["; ".join(parts)]
+
+
+def _finding(finding: Finding, place: int) -> Iterator[str]:
+    weight = amounts.share(finding.weight)
+    measure = f"urgency {weight}" if finding.cause in MEMORY_CAUSES else f"{weight} of the time"
+    yield from _item(f"{place}. ", f"{finding.title} [{measure}]", "")
+    for sign, points in (("+ ", finding.evidence), ("- ", finding.against), ("? ", finding.missing)):
+        for point in points:
+            yield from _item(sign, point, "   ")
+    if finding.next_check:
+        yield from _item("next check: ", finding.next_check, "   ")
+    if finding.refuted_by:
+        yield from _item("refuted if: ", finding.refuted_by, "   ")
+
+
+def _scenarios(diagnosis: Diagnosis) -> list[str]:
+    now = diagnosis.epoch_s
+    if now is None or not diagnosis.scenarios:
+        return []
+    rows = [["as it is", amounts.duration(now), "", "", ""]]
+    for s in diagnosis.scenarios:
+        saved = f"saves {amounts.share(1 - s.seconds / now)}" if s.seconds < now else "saves nothing"
+        rows.append(
+            [
+                s.change,
+                amounts.duration(s.seconds),
+                f"{amounts.duration(s.low)} to {amounts.duration(s.high)}",
+                saved,
+                "",
+            ]
+        )
+    lines = ["What an epoch would take (with a 90% interval)"]
+    for row, s in zip(table(rows), [None, *diagnosis.scenarios], strict=True):
+        lines.append(row)
+        if s is not None and s.note:
+            lines += _item("", s.note, "      ")
+    return lines
+
+
+def _phases(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.phases:
+        return []
+    rows = [
+        [
+            p.name,
+            amounts.duration(p.seconds),
+            f"{amounts.duration(p.low)} to {amounts.duration(p.high)}",
+            amounts.share(p.share),
+            "",
+        ]
+        for p in diagnosis.phases
+    ]
+    return ["Where a step spends its time", *table(rows)]
+
+
+def _growth(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.growth:
+        return []
+    return ["Memory that grows", *(line for g in diagnosis.growth for line in _item("", g.text, "  "))]
+
+
+def _minor(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.minor:
+        return []
+    named = ", ".join(f"{CAUSES.get(f.cause, f.cause)} ({amounts.share(f.weight)})" for f in diagnosis.minor)
+    return list(_item(f"Looked at, and below {BAR:.0%}: ", named, "", "  "))
+
+
+def _unjudged(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.unjudged:
+        return []
+    lines = ["Not judged, for want of observations"]
+    for u in diagnosis.unjudged:
+        lines += _item("", f"{CAUSES.get(u.cause, u.cause)}: {'; '.join(u.missing) or amounts.UNKNOWN}", "  ", "    ")
+    return lines
+
+
+def _item(sign: str, words: str, indent: str = "", hanging: str | None = None) -> Iterator[str]:
+    """Words behind a sign, folded below their own beginning."""
+    below = indent + " " * len(sign) if hanging is None else hanging
+    yield from textwrap.wrap(plain(words), WIDTH, initial_indent=indent + sign, subsequent_indent=below) or [
+        indent + sign
+    ]
+
+
+def _fold(line: str) -> list[str]:
+    line = plain(line)
+    return [line] if len(line) <= WIDTH else textwrap.wrap(line, WIDTH, subsequent_indent="    ", drop_whitespace=True)
