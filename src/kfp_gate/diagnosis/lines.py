@@ -193,6 +193,17 @@ def by_name(check: Check) -> Check:
     return checked
 
 
+def all_by_name(check: Check) -> Check:
+    """As `by_name`, but None if any value is unknown: times that are summed are all there or are not known."""
+    each = by_name(check)
+
+    def checked(value: Any) -> Any:
+        found = each(value)
+        return found if found is not None and len(found) == len(value) else None
+
+    return checked
+
+
 def list_of(check: Check) -> Check:
     def checked(value: Any) -> Any:
         return [c for v in value if (c := check(v)) is not None] if isinstance(value, list) else None
@@ -223,6 +234,14 @@ def shape(**checks: Check) -> Check:
     return checked
 
 
+def part(value: Any) -> Any:
+    """Wall seconds, CPU seconds and calls of a part of the loading; the last two may be unknown."""
+    if not isinstance(value, list) or not value or number(value[0]) is None:
+        return None
+    rest = [number(v) for v in value[1:3]]
+    return [number(value[0]), *rest, *[None] * (2 - len(rest))]
+
+
 def anything_named(value: Any) -> Any:
     return value if isinstance(value, dict) else None
 
@@ -233,7 +252,7 @@ EVERY: dict[str, Check] = {
 }  # fmt: skip
 """Keys of any line."""
 
-_LOADER = shape(batches=number, parts=by_name(row_of(number, number, number)), bytes=number, ready=number)
+_LOADER = shape(batches=number, parts=all_by_name(part), bytes=number, ready=number)
 _LOADERS = shape(count=number, cpu=number, cpu_max=number, waiting=number, read=number)
 
 KINDS: dict[str, dict[str, Check]] = {
@@ -250,10 +269,10 @@ KINDS: dict[str, dict[str, Check]] = {
     },
     "window": {
         "batches": row_of(whole, whole), "steps": number, "images": number, "warmup": flag, "input": text,
-        "profiled": flag, "seconds": by_name(number), "device": by_name(number),
+        "profiled": flag, "seconds": all_by_name(number), "device": all_by_name(number),
         "each": list_of(row_of(number, number)), "bytes": number, "loader": _LOADER,
     },
-    "phases": {"seconds": by_name(number), "steps": number, "device": by_name(number)},
+    "phases": {"seconds": all_by_name(number), "steps": number, "device": all_by_name(number)},
     "epoch": {"values": by_name(signed), "losses": by_name(signed)},
     "validation": {"seconds": number, "images": number, "parts": by_name(number), "threads": number},
     "checkpoint": {"ok": flag, "seconds": number, "waited_s": number, "error": text},

@@ -1,0 +1,112 @@
+"""The answer to "what held this run back": every cause judged, ranked, and put into one sentence."""
+
+from kfp_gate.diagnosis.answer import sentence
+from kfp_gate.diagnosis.findings import BAR, Diagnosis, Finding, MemoryGrowth, PhaseShare, Scenario, Unjudged
+from kfp_gate.diagnosis.hypotheses import judge
+from kfp_gate.diagnosis.hypotheses.feeding import feeding
+from kfp_gate.diagnosis.observations import Observations, observe
+from kfp_gate.diagnosis.quantities import known
+from kfp_gate.diagnosis.runs import Run
+
+HEALTH = "device_busy"
+
+ENOUGH_STEPS = 10
+"""Steady steps below which times say nothing."""
+
+LOADING = ("slow_reads", "small_files", "preparation_cpu", "too_few_workers")
+
+
+def diagnose(run: Run) -> Diagnosis:
+    """Judge a run; never fails for what a timeline says or lacks.
+
+    Returns:
+        state `cause`: at least one cause explains `BAR` of the time, or memory that reaches its limit. `no_cause`:
+        all that could matter was judged and stays below. `not_enough`: too little was observed to say either.
+    """
+    seen = observe(run)
+    judged = judge(seen)
+    few = sum(r.steps for r in seen.ranks[:1]) < ENOUGH_STEPS
+    faults = [j for j in judged if isinstance(j, Finding) and j.cause != HEALTH]
+    if few:
+        # Times of a handful of steps are no ground; memory and lost work do not rest on them.
+        untimed = ("memory_growth", "memory_pressure", "forked_copies", "discarded_work")
+        faults = [f for f in faults if f.cause in untimed]
+    named = tuple(f for f in faults if f.weight >= BAR)
+    lacking = _lacking(seen, judged, few)
+    state = "cause" if named else "not_enough" if lacking else "no_cause"
+    shares, (epoch_s, rows), growth = _parts(run)
+    unjudged = [j for j in judged if isinstance(j, Unjudged)]
+    if few:
+        timed = [j for j in judged if isinstance(j, Finding) and j not in faults]
+        unjudged += [Unjudged(j.cause, (_few(seen),)) for j in timed]
+    return Diagnosis(
+        where=run.where, state=state, answer=sentence(seen, state, named, judged, lacking), findings=named,
+        minor=tuple(j for j in judged if isinstance(j, Finding) and j not in named and (not few or j in faults)),
+        unjudged=tuple(unjudged), phases=shares, epoch_s=epoch_s, scenarios=rows, growth=growth, running=run.running,
+        conditions=dict(run.conditions), notes=(*run.notes, *_notes(seen)),
+    )  # fmt: skip
+
+
+def _lacking(seen: Observations, judged: tuple[Finding | Unjudged, ...], few: bool) -> tuple[str, ...]:
+    """What would have to be known before one may say that nothing holds the run back."""
+    if few:
+        return (_few(seen),)
+    found = []
+    unjudged = {j.cause: j for j in judged if isinstance(j, Unjudged)}
+    fed = feeding(seen)
+    explained = max((j.weight for j in judged if isinstance(j, Finding) and j.cause in LOADING), default=0.0)
+    if fed is not None and seen.share(fed.wait) >= BAR > explained:
+        missing = [m for c in LOADING if c in unjudged for m in unjudged[c].missing]
+        found += missing or ["what the loader processes did meanwhile: they were not busy all the time"]
+    idle = _unexplained_idle(seen, judged)
+    if idle:
+        found += list(unjudged["kernel_launch"].missing) if "kernel_launch" in unjudged else [idle]
+    return tuple(dict.fromkeys(found))
+
+
+def _unexplained_idle(seen: Observations, judged: tuple[Finding | Unjudged, ...]) -> str:
+    """A GPU that is idle for most of the time without a cause is not healthy."""
+    busy = next((j for j in judged if isinstance(j, Finding) and j.cause == HEALTH), None)
+    if not seen.cuda or busy is None or float(busy.detail.get("share_of_step") or 0.0) >= 0.5:
+        return ""
+    return "what the GPU does in its gaps: a profile window (profile_steps=20) would tell"
+
+
+def _few(seen: Observations) -> str:
+    steps = sum(r.steps for r in seen.ranks[:1])
+    if not steps:
+        return "steps after the warm-up: none was recorded" + (" yet" if seen.run.running else "")
+    return f"steps after the warm-up: only {steps} of the {ENOUGH_STEPS} that an answer needs"
+
+
+def _notes(seen: Observations) -> list[str]:
+    """What is no cause of this run's own, and should be known all the same."""
+    notes = []
+    first = seen.first
+    if first is not None and seen.cuda is False and len(seen.ranks) == 1 and seen.cores is not None:
+        main, pressure = known(first.cpu), known(first.pressure["cpu"])
+        loaders, held = known(first.loaders) or 0.0, known(first.throttled) or 0.0
+        computing = (first.step_s - first.phase("data")) / first.step_s if first.step_s else 0.0
+        if (
+            main is not None and pressure is not None and pressure > 0.5 and held < 0.05
+            and main + loaders < 0.75 * seen.cores and main < 0.8 * computing
+        ):  # fmt: skip
+            notes.append(
+                f"this run computes {computing:.0%} of the time and gets {main:.2g} cores, though it leaves the others "
+                "idle: something else on the machine takes them, and all times here are longer for it"
+            )
+    if seen.epoch is not None and not seen.epoch.counted:
+        notes.append("no epoch has ended: shares are of the steps alone, without validation and checkpoints")
+    return notes
+
+
+def _parts(
+    run: Run,
+) -> tuple[tuple[PhaseShare, ...], tuple[float | None, tuple[Scenario, ...]], tuple[MemoryGrowth, ...]]:
+    from kfp_gate.diagnosis.counterfactual import phase_shares, scenarios
+
+    try:
+        from kfp_gate.diagnosis.growth import growth
+    except ImportError:
+        return phase_shares(run), scenarios(run), ()
+    return phase_shares(run), scenarios(run), growth(run)

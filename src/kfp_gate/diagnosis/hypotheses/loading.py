@@ -1,0 +1,237 @@
+"""Reading, opening, and preparing images."""
+
+from kfp_gate.diagnosis.amounts import cores, duration, rate, share, size
+from kfp_gate.diagnosis.findings import Finding, Unjudged
+from kfp_gate.diagnosis.hypotheses.feeding import (
+    READING,
+    SMALL_FILE,
+    TRANSFORM,
+    Feeding,
+    feeding,
+    files_of,
+    idle_cores,
+    shown,
+)
+from kfp_gate.diagnosis.observations import Loading, Observations
+from kfp_gate.diagnosis.quantities import Unknown, known, reason
+
+CAUSES = ("slow_reads", "small_files", "preparation_cpu")
+NEARLY = 0.02
+"""Share of the time below which a wait needs no explanation."""
+
+
+def judge(seen: Observations) -> list[Finding | Unjudged]:
+    """Slow reads, small files, and preparation on the CPU."""
+    fed = feeding(seen)
+    if fed is None:
+        return [Unjudged(cause, ("no steady steps",)) for cause in CAUSES]
+    if isinstance(fed.loading, Unknown):
+        if seen.share(fed.wait) < NEARLY:
+            # Whatever preparation costs, nothing waits for it.
+            against = (f"a step waits {duration(fed.wait)} for images, {share(seen.share(fed.wait))} of the time",)
+            return [Finding(c, f"nothing waits for images ({duration(fed.wait)} a step)", 0.0, against=against,
+                            next_check="none needed while the wait is this short",
+                            refuted_by="a step that waits longer for images") for c in CAUSES]  # fmt: skip
+        return [Unjudged(cause, (f"parts of loading: {fed.loading.reason}",)) for cause in CAUSES]
+    return [
+        _slow_reads(seen, fed, fed.loading),
+        _small_files(seen, fed, fed.loading),
+        _preparation(seen, fed, fed.loading),
+    ]
+
+
+def blocked_seconds(fed: Feeding) -> tuple[float | None, float | None]:
+    """Seconds a batch that belong to slow reads and to small files; None where CPU seconds are unknown.
+
+    Opening waits for the way to a file and reading for its content. Of a small file reading waits for the way, too.
+    """
+    opened, read = fed.blocked("open"), fed.blocked("read")
+    if opened is None or read is None or isinstance(fed.loading, Unknown):
+        return None, None
+    files, content = files_of(fed.loading), fed.loading.bytes
+    small = files is not None and content is not None and content / files < SMALL_FILE
+    if opened < read:
+        return read, opened
+    return (0.0, opened + read) if small else (read, opened)
+
+
+def _slow_reads(seen: Observations, fed: Feeding, loading: Loading) -> Finding | Unjudged:
+    seconds, _ = blocked_seconds(fed)
+    read = loading.parts.get("read")
+    if seconds is None:
+        return Unjudged("slow_reads", ("CPU seconds of reading: not recorded",))
+    weight = seen.share(fed.saved(seconds))
+    files = files_of(loading)
+    evidence, against, missing = [], [], []
+    if read is not None and seconds > 0:
+        each = f", {duration(read.wall / files)} a file" if files else ""
+        evidence.append(f"reading takes {duration(read.wall)} a batch{each}, of it {duration(read.cpu)} on a core: "
+                        "the rest is waiting")  # fmt: skip
+        evidence.append(f"that is {share(read.wall / loading.wall)} of preparation")
+    if loading.bytes and read is not None and read.wall > 0:
+        evidence.append(f"files arrive at {rate(loading.bytes / read.wall)} in each process"
+                        + (f", {size(loading.bytes / files)} a file" if files else ""))  # fmt: skip
+    waiting = known(fed.rank.waiting)
+    if waiting is not None and waiting >= 0.1:
+        evidence.append(f"loader processes stand in uninterruptible sleep {share(waiting)} of the time")
+    elif waiting is not None and weight >= NEARLY:
+        against.append(f"loader processes are in uninterruptible sleep only {share(waiting)} of the time: no disk, "
+                       "but a network or user-space file system may wait otherwise")  # fmt: skip
+    io = known(fed.rank.pressure["io"])
+    if io is not None and io >= 0.2:
+        evidence.append(f"some task waits for storage {share(io)} of the time")
+    if reason(fed.rank.waiting) and fed.workers:
+        missing.append(f"state of the loader processes: {reason(fed.rank.waiting)}")
+    against += _bound(seen, fed, seconds)
+    title = (
+        f"{share(weight)} of the time waits for files to be read" if weight >= NEARLY
+        else f"reading files holds up {share(weight)} of the time"
+    )  # fmt: skip
+    return Finding(
+        "slow_reads", title, weight, tuple(evidence), tuple(against),
+        next_check="copy the images to a local disk or memory (/dev/shm) for one short run: steps must get faster by "
+        "about this share; or time one file with `dd if=FILE of=/dev/null bs=1M iflag=direct`",
+        refuted_by="the same waiting with the images on a local disk",
+        missing=tuple(missing),
+        detail={"advice": "Keep the images on a faster or nearer disk, or in fewer and larger objects",
+                "wait_s": fed.wait, "blocked_s": seconds, "part_s": read.wall if read else 0.0, "parts": list(READING),
+                "bytes_per_batch": loading.bytes, "files_per_batch": files},
+    )  # fmt: skip
+
+
+def _small_files(seen: Observations, fed: Feeding, loading: Loading) -> Finding | Unjudged:
+    _, seconds = blocked_seconds(fed)
+    if seconds is None:
+        return Unjudged("small_files", ("CPU seconds of opening: not recorded",))
+    weight = seen.share(fed.saved(seconds))
+    opening, read, files = loading.parts.get("open"), loading.parts.get("read"), files_of(loading)
+    evidence: list[str] = []
+    against: list[str] = []
+    if opening is not None and files and seconds > 0:
+        evidence.append(f"opening takes {duration(opening.wall / files)} a file, reading "
+                        f"{duration(read.wall / files) if read else 'unknown'}")  # fmt: skip
+        if loading.bytes is not None:
+            each = loading.bytes / files
+            (evidence if each < SMALL_FILE else against).append(f"a file has {size(each)}")
+        evidence.append(f"{files:.0f} files a batch, {share(opening.wall / loading.wall)} of preparation")
+    against += _bound(seen, fed, seconds)
+    title = (
+        f"{share(weight)} of the time waits for files to be opened" if weight >= NEARLY
+        else f"opening files holds up {share(weight)} of the time"
+    )  # fmt: skip
+    return Finding(
+        "small_files", title, weight, tuple(evidence), tuple(against),
+        next_check="time `find FOLDER -type f | head -1000 | xargs stat > /dev/null` where the images lie: "
+        "milliseconds a file mean that metadata is slow, whatever the bandwidth",
+        refuted_by="opening that is as fast as on a local disk (below 0.1 ms a file)",
+        detail={"advice": "Pack the images into fewer files, or copy them to a local disk once",
+                "wait_s": fed.wait, "blocked_s": seconds, "part_s": opening.wall if opening else 0.0, "parts": ["open"],
+                "files_per_batch": files},
+    )  # fmt: skip
+
+
+def outlier(fed: Feeding) -> tuple[str, float]:
+    """The part of CPU preparation that stands out, and by how many seconds a batch above the next."""
+    assert isinstance(fed.loading, Loading)
+    ranked = sorted(((fed.work(n), n) for n in fed.loading.parts if n not in READING), reverse=True)
+    if not ranked:
+        return "", 0.0
+    return ranked[0][1], ranked[0][0] - (ranked[1][0] if len(ranked) > 1 else 0.0)
+
+
+def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
+    work = {n: fed.work(n) for n in loading.parts if n not in READING}
+    whole = sum(work.values())
+    name, stands_out = outlier(fed)
+    idle = idle_cores(seen)
+    spare = idle is not None and idle >= 0.5
+    # Where cores are free, ordinary preparation is no fault of its own: it lacks processes. What stands out is.
+    weight = seen.share(fed.saved(stands_out if spare else whole))
+    evidence, against = [], []
+    if work:
+        evidence.append(f"preparing a batch takes {duration(whole)} on a core besides reading; the largest part is "
+                        f"{shown(name)} with {duration(work[name])} ({share(work[name] / loading.wall)})")  # fmt: skip
+        part = loading.parts[name]
+        if part.cpu is not None and part.wall > 0:
+            on_core = part.cpu / part.wall
+            if on_core >= 0.7:
+                evidence.append(f"it computes: {share(on_core)} of its time is on a core")
+            else:
+                against.append(f"{shown(name)} is on a core only {share(on_core)} of its time: it waits for a core, a "
+                               "lock or something outside")  # fmt: skip
+    busy = fed.busy
+    if busy is not None:
+        (evidence if busy >= 0.85 else against).append(
+            f"the {fed.workers} loader process{'es are' if fed.workers != 1 else ' is'} busy {share(busy)} of the time"
+        )
+    elif fed.workers == 0:
+        evidence.append("there are no loader processes: images are prepared between the steps, in one thread")
+    top = known(fed.rank.loaders_top)
+    if top is not None and top >= 0.9:
+        evidence.append(f"the busiest loader process uses {cores(top)}: it cannot use more")
+    functions = _functions(seen, name)
+    evidence += functions
+    if spare and idle is not None and stands_out < whole / 2 and fed.wait > 0:
+        against.append(f"no part stands out, and {cores(idle)} are idle: more loader processes come first")
+    against += _bound(seen, fed, whole)
+    title = f"{share(weight)} of the time waits for images to be prepared"
+    if work:
+        where = "on one core" if fed.hands == 1 else f"on {fed.hands} processes"
+        title += f": {shown(name)} takes {share(work[name] / loading.wall)} of the preparation, {where}"
+    return Finding(
+        "preparation_cpu", title, weight, tuple(evidence), tuple(against),
+        next_check=("a short run with profile_steps=20, which names the functions inside " + shown(name or "it")
+                    if not functions else f"replace or vectorise {shown(name)}, and compare the two runs"),
+        refuted_by=f"the same steps with {shown(name)} left out" if name else "the same steps on prepared images "
+        "(probe_steps)",
+        missing=() if functions else ("functions inside the transforms: no profile window in this run",),
+        detail={"advice": _advice(fed, name, spare, idle), "wait_s": fed.wait, "part": name, "part_s": work.get(name),
+                "parts": [n for n in sorted(work, key=lambda n: -work[n])], "work_s": whole,
+                "idle_cores": idle, "functions": functions},
+    )  # fmt: skip
+
+
+def _advice(fed: Feeding, name: str, spare: bool, idle: float | None) -> str:
+    what = f"Make {shown(name)} cheaper" if name.startswith(TRANSFORM) or name == "other" else {
+        "decode": "Store the images smaller, near the size that is trained on",
+        "resize": "Store the images at the size that is trained on",
+    }.get(name, f"Make {shown(name)} cheaper")  # fmt: skip
+    if spare and idle is not None:
+        return f"{what}, or try workers={(fed.workers or 0) + max(1, int(idle + 0.25))}"
+    return f"{what}; more loader processes would find no free core" if idle is not None else what
+
+
+def _functions(seen: Observations, name: str) -> list[str]:
+    """What a profile window says of the functions in a part."""
+    rows = [f for f in seen.profile.get("functions") or [] if f.get("function") and f.get("own_s")]
+    inside = [f for f in rows if f.get("part") == name] or rows
+    inside.sort(key=lambda f: -f["own_s"])
+    if not inside:
+        return []
+    first = inside[0]
+    calls = f" in {first['calls']:.0f} calls" if first.get("calls") else ""
+    return [f"in the profile window {first['function']} took {duration(first['own_s'])}{calls}"
+            + (f", inside {shown(first['part'])}" if first.get("part") else "")]  # fmt: skip
+
+
+def _bound(seen: Observations, fed: Feeding, seconds: float) -> list[str]:
+    """What weakens any explanation of this family."""
+    found = []
+    if fed.saved(seconds) < seconds / fed.hands - 1e-9:
+        found.append(
+            f"a step waits only {duration(fed.wait)} of {duration(fed.rank.step_s)} for images: what is prepared "
+            "beside the step costs nothing"
+        )
+    host = fed.rank.phase("data")
+    if fed.wait < host - 1e-9:
+        found.append(f"of {duration(host)} in which the host waits for images the device computes all but "
+                     f"{duration(fed.wait)}")  # fmt: skip
+    usual, prepared = seen.probes.get("usual"), seen.probes.get("prepared")
+    if usual and prepared and usual.get("step_s") and prepared.get("step_s"):
+        gain = 1 - prepared["step_s"] / usual["step_s"]
+        if (prepared.get("high") or prepared["step_s"]) >= (usual.get("low") or usual["step_s"]):
+            found.append(f"on images held in memory a step takes {duration(prepared['step_s'])}, as they come "
+                         f"{duration(usual['step_s'])}: no difference beyond the spread")  # fmt: skip
+        elif gain < seen.share(fed.saved(seconds)) / 2:
+            found.append(f"on images held in memory a step is only {share(gain)} faster")
+    return found

@@ -1,0 +1,88 @@
+"""Ranks that wait for each other.
+
+All ranks meet in backward, where gradients are averaged: a rank that comes late is not slow there, the others are. So a
+rank's own work is what it does before, and what the others wait is how much longer their backward takes than its.
+"""
+
+from statistics import median
+
+from kfp_gate.diagnosis.amounts import duration, share
+from kfp_gate.diagnosis.findings import Finding, Unjudged
+from kfp_gate.diagnosis.observations import Observations, RankSeen
+from kfp_gate.diagnosis.steady import DATA, TRANSFER
+
+BEFORE = (DATA, TRANSFER, "forward", "loss")
+NAMES = {DATA: "waiting for images", TRANSFER: "transfer", "forward": "forward", "loss": "loss"}
+LISTED = 6
+
+
+def judge(seen: Observations) -> list[Finding | Unjudged]:
+    """Whether one rank keeps the others waiting."""
+    cause = "rank_imbalance"
+    told = _told_ranks(seen)
+    if not seen.ranks:
+        return [Unjudged(cause, ("no steady steps",))]
+    if len(seen.ranks) < 2:
+        if told is not None and told > 1:
+            return [Unjudged(cause, (f"steady steps of more than one of the {told} ranks",))]
+        return [
+            Finding(cause, "a single rank waits for no other", 0.0, against=("this run has one rank",),
+                    next_check="none needed", refuted_by="a second rank", detail={"ranks": 1})
+        ]  # fmt: skip
+    late = max(seen.ranks, key=lambda r: r.phase(*BEFORE))
+    others = [r for r in seen.ranks if r is not late]
+    usual = median(r.phase(*BEFORE) for r in others)
+    ahead = late.phase(*BEFORE) - usual
+    wait = median(_meeting(r) for r in others) - _meeting(late)
+    # Both sides must agree: it comes later, and the others stand about as long.
+    held = max(0.0, min(ahead, wait)) if late.device is None else max(0.0, ahead)
+    weight = seen.share(held)
+    phase = max(BEFORE, key=lambda p: late.phase(p) - median(r.phase(p) for r in others))
+    mine, theirs = late.phase(phase), median(r.phase(phase) for r in others)
+    waiting = sorted(r.rank for r in others if _meeting(r) - _meeting(late) > held / 2) or [r.rank for r in others]
+    who = ("rank " if len(waiting) == 1 else "ranks ") + ", ".join(map(str, waiting[:LISTED]))
+    who += ", ..." if len(waiting) > LISTED else ""
+    verb = "waits" if len(waiting) == 1 else "wait"
+    evidence, against = [], []
+    if held > 0:
+        evidence += [
+            f"{who} {verb} {duration(max(0.0, wait))} a step in backward for rank {late.rank}",
+            f"rank {late.rank} needs {duration(late.phase(*BEFORE))} before backward, the others {duration(usual)}",
+            f"most of it is {NAMES[phase]}: {duration(mine)} against {duration(theirs)}",
+        ]
+    if wait < ahead / 2:
+        against.append(f"the others' backward is only {duration(max(0.0, wait))} longer")
+    if late.node and len({r.node for r in seen.ranks}) > 1:
+        evidence.append(f"rank {late.rank} runs on {late.node}")
+    missing = []
+    if told is not None and told > len(seen.ranks):
+        missing.append(f"timelines of {told - len(seen.ranks)} of {told} ranks")
+    return [
+        Finding(
+            cause, f"{who} {verb} for rank {late.rank} {share(weight)} of the time ({NAMES[phase]})", weight,
+            tuple(evidence), tuple(against),
+            next_check=f"diagnose rank {late.rank} by itself: " + _why(late, phase),
+            refuted_by=f"the same waiting with rank {late.rank} on another node, or with its images on another disk",
+            missing=tuple(missing),
+            detail={"advice": f"Look at rank {late.rank} first: {NAMES[phase]} takes {duration(mine)} there and "
+                    f"{duration(theirs)} elsewhere", "slow_rank": late.rank, "waiting": waiting, "phase": phase,
+                    "seconds": held, "node": late.node},
+        )
+    ]  # fmt: skip
+
+
+def _meeting(rank: RankSeen) -> float:
+    return rank.phase("backward", "optimizer")
+
+
+def _why(late: RankSeen, phase: str) -> str:
+    if phase == DATA:
+        return "its disk, its loader processes, and what else runs on its node"
+    return "its clocks, its share of the cores, and what else runs on its node"
+
+
+def _told_ranks(seen: Observations) -> int | None:
+    value = seen.run.conditions.get("ranks") or seen.run.record.get("ranks")
+    return (
+        int(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1 << 16 else None
+    )
