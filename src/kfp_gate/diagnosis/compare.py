@@ -64,7 +64,7 @@ class Change:
 
     def line(self) -> str:
         """The change in one line."""
-        text = f"{self.what}: {_shown(self.before, self.unit)} -> {_shown(self.after, self.unit)}"
+        text = f"{self.what}: {shown(self.before, self.unit)} -> {shown(self.after, self.unit)}"
         if self.ratio is None:
             return text
         spread = f" (90%: {self.low:.3g} to {self.high:.3g})" if self.low is not None and self.high is not None else ""
@@ -143,7 +143,8 @@ def text(comparison: Comparison) -> str:
     return "\n".join(_printable(line) for line in lines)
 
 
-def _shown(value: float, unit: str) -> str:
+def shown(value: float, unit: str) -> str:
+    """A value of a change for people."""
     return amounts.duration(value) if unit == "s" else amounts.size(value) if unit == "bytes" else f"{value:.4g}"
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from kfp_gate import pages
-from kfp_gate.diagnosis import page_facts, page_figures
+from kfp_gate.diagnosis import page_comparison, page_facts, page_figures
+from kfp_gate.diagnosis.compare import Comparison
 from kfp_gate.diagnosis.findings import CAUSES, Diagnosis
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.diagnosis.step_bars import hot_functions, step_facts
@@ -25,6 +26,11 @@ def html(diagnosis: Diagnosis, run: Run) -> str:
         run: what it was found in, for the curves.
     """
     return pages.render("diagnosis.html", d=values(diagnosis, run))
+
+
+def comparison_html(comparison: Comparison, *others: Comparison) -> str:
+    """Comparisons of one run with one or more later ones as a self-contained HTML page."""
+    return pages.render("comparison.html", comparisons=[page_comparison.values(c) for c in (comparison, *others)])
 
 
 def training_page(folder: Path) -> str:

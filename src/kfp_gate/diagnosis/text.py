@@ -3,7 +3,8 @@
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from kfp_gate.diagnosis import amounts
+from kfp_gate.diagnosis import amounts, compare
+from kfp_gate.diagnosis.compare import Comparison
 from kfp_gate.diagnosis.findings import BAR, CAUSES, MEMORY_CAUSES, Diagnosis, Finding
 
 WIDTH = 96
@@ -19,6 +20,11 @@ def text(diagnosis: Diagnosis) -> str:
     blocks += [_scenarios(diagnosis), _phases(diagnosis), _growth(diagnosis), _minor(diagnosis), _unjudged(diagnosis)]
     blocks.append([line for note in diagnosis.notes for line in _item("note: ", note)])
     return join(blocks)
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """A comparison of two runs in lines."""
+    return compare.text(comparison)
 
 
 def join(blocks: Iterable[Sequence[str]]) -> str:
@@ -83,10 +89,11 @@ def _scenarios(diagnosis: Diagnosis) -> list[str]:
             ]
         )
     lines = ["What an epoch would take (with a 90% interval)"]
-    for row, s in zip(table(rows), [None, *diagnosis.scenarios], strict=True):
+    first, *others = table(rows)
+    lines.append(first)
+    for row, s in zip(others, diagnosis.scenarios, strict=True):
         lines.append(row)
-        if s is not None and s.note:
-            lines += _item("", s.note, "      ")
+        lines += _item("", s.note, "      ") if s.note else []
     return lines
 
 
