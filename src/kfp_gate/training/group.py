@@ -68,23 +68,23 @@ class Group:
         payload = json.dumps(value).encode() if self.rank == 0 else b""
         return json.loads(self.broadcast_bytes(payload))
 
-    def broadcast_bytes(self, payload: bytes) -> bytes:
-        """Rank 0's bytes on every rank, in bounded chunks."""
+    def broadcast_bytes(self, payload: bytes, *, source: int = 0) -> bytes:
+        """One rank's bytes on every rank, in bounded chunks."""
         if self.size == 1:
             return payload
         length = torch.tensor([len(payload)], dtype=torch.int64, device=self.device)
-        dist.broadcast(length, src=0)
+        dist.broadcast(length, src=source)
         parts = []
         for start in range(0, int(length), CHUNK):
             size = min(CHUNK, int(length) - start)
-            if self.rank == 0:
+            if self.rank == source:
                 part = torch.frombuffer(bytearray(payload[start : start + size]), dtype=torch.uint8).to(self.device)
             else:
                 part = torch.empty(size, dtype=torch.uint8, device=self.device)
-            dist.broadcast(part, src=0)
-            if self.rank != 0:
+            dist.broadcast(part, src=source)
+            if self.rank != source:
                 parts.append(bytes(part.cpu().numpy()))
-        return payload if self.rank == 0 else b"".join(parts)
+        return payload if self.rank == source else b"".join(parts)
 
     def broadcast_tensors(self, tensors: list[torch.Tensor]) -> None:
         """Make each tensor equal to rank 0's, in place."""

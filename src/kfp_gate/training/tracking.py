@@ -151,6 +151,22 @@ class Tracker:
         if self.active:
             self._add(("artifact", (str(path), folder)))
 
+    def send_file(self, path: Path, folder: str = "training") -> bool:
+        """Upload a file in the caller's thread, past all values that wait.
+
+        Returns:
+            False where the run is not open, the server is away, or does not take it. Never raises.
+        """
+        if not self.active or not self._opened or self._away:
+            return False
+        try:
+            self._client.log_artifact(self.run_id, str(path), folder)
+        except Exception as error:
+            # Whatever the client raises: a server without room for files still takes values.
+            log.debug("tracking: %s was not taken: %s", path.name, _short(error))
+            return False
+        return True
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is delivered; False if something still waits after the timeout."""
         deadline = time.monotonic() + timeout_s

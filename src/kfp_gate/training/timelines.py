@@ -1,0 +1,167 @@
+"""Every rank's timeline leaves its pod while training runs.
+
+    checkpoint_uri/timelines/<run token>/rank<k>.jsonl.gz      about once a minute, and after epochs
+    MLflow run, training/timeline-rank0.jsonl.gz, record.json  rank 0, every few minutes
+
+A thread of its own packs the lines that are new and writes the whole object again; no step waits for it, and a store
+that is down costs one line in the log. What a run of weeks writes stays bounded: the first lines and the last ones
+are kept.
+"""
+
+import gzip
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+
+from kfp_gate.errors import KfpGateError
+from kfp_gate.observing.timeline import Timeline
+from kfp_gate.storage import Store, open_store
+from kfp_gate.training.record import Record
+from kfp_gate.training.tracking import Tracker
+
+log = logging.getLogger(__name__)
+
+EVERY_S, LEAST_S, AWAY_S = 60.0, 15.0, 600.0
+"""How often the object is written; the least time between two; and between two tries at a store that is down."""
+
+ARTIFACT_S = 300.0
+"""The least time between two uploads to the tracking server, which keeps every byte it is sent."""
+
+PACKED_BYTES, SHARED_BYTES = 32 << 20, 4 << 20
+"""The most that is kept of a timeline, and that goes to rank 0 through the process group, compressed to a tenth."""
+
+
+class Packed:
+    """A growing file, compressed piece by piece: no line is compressed twice."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._pieces: list[bytes] = []
+        self._read = 0
+        self._lock = threading.Lock()
+
+    def grow(self) -> bool:
+        """Take in the whole lines that are new; whether there were any."""
+        with self._lock:
+            try:
+                with self.path.open("rb") as handle:
+                    handle.seek(self._read)
+                    fresh = handle.read()
+            except OSError:
+                return False
+            fresh = fresh[: fresh.rfind(b"\n") + 1]
+            if not fresh:
+                return False
+            self._read += len(fresh)
+            self._pieces.append(gzip.compress(fresh, 6, mtime=0))
+            self._pieces = _within(self._pieces, PACKED_BYTES)
+            return True
+
+    def content(self, bound: int = PACKED_BYTES) -> bytes:
+        """A gzip file of the first piece and as many of the last ones as fit."""
+        with self._lock:
+            return b"".join(_within(self._pieces, bound))
+
+
+class Timelines:
+    """The way out of one rank's timeline."""
+
+    def __init__(
+        self, timeline: Timeline, uri: str, token: str, *, rank: int, folder: Path, tracker: Tracker | None = None
+    ) -> None:
+        """`uri` of the store, `token` of the run there; `folder` for files on their way to `tracker`, rank 0's."""
+        self.uri, self.key = uri, f"timelines/{token}/rank{rank}.jsonl.gz"
+        self.rank, self.folder, self.tracker = rank, folder, tracker
+        self.packed = Packed(timeline.path)
+        self.failures = 0
+        self.cost_s = 0.0
+        """CPU seconds that packing and sending took."""
+        self._store: Store | None = None
+        self._record = b""
+        self._said = False
+        self._sent_at = self._artifact_at = -1e9
+        self._wake, self._done = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kfp-gate-timelines", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def epoch_ends(self, record: Record | None = None) -> None:
+        """Something is worth sending; `record` is taken as it is now."""
+        if record is not None and self._artifact_is_due():
+            self._record = json.dumps(record.values(), ensure_ascii=False, indent=1, default=str).encode()
+        self._wake.set()
+
+    def content(self) -> bytes:
+        """The timeline up to now, gzip."""
+        self.packed.grow()
+        return self.packed.content()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Send what is left, and wait for that no longer than this; less where the store did not answer before."""
+        self._done.set()
+        self._wake.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s if not self.failures else timeout_s / 4)
+
+    def _run(self) -> None:
+        while not self._done.is_set():
+            self._wake.wait(AWAY_S if self.failures else EVERY_S)
+            self._wake.clear()
+            if self._done.is_set() or time.monotonic() - self._sent_at >= (AWAY_S if self.failures else LEAST_S):
+                started = time.thread_time()
+                self._send()
+                self.cost_s += time.thread_time() - started
+
+    def _send(self) -> None:
+        self._sent_at = time.monotonic()
+        if self.packed.grow() or self.failures:
+            self._to_store()
+        if self.tracker is not None and (self._artifact_is_due() or self._done.is_set()):
+            # A run that is not open yet, or a server that is away, is tried again with the next object.
+            if self._to_tracker(self.tracker):
+                self._artifact_at = time.monotonic()
+
+    def _to_store(self) -> None:
+        try:
+            if self._store is None:
+                self._store = open_store(self.uri)
+            self._store.write(self.key, self.packed.content())
+            self.failures = 0
+        except Exception as error:
+            # Whatever a store's client raises: a record of the training is never worth the training.
+            if not self._said:
+                what = error.found if isinstance(error, KfpGateError) else type(error).__name__
+                log.warning("the timeline of rank %d does not reach storage (%s). Training goes on.", self.rank, what)
+            self._said = True
+            self.failures += 1
+
+    def _artifact_is_due(self) -> bool:
+        return self.tracker is not None and time.monotonic() - self._artifact_at >= ARTIFACT_S
+
+    def _to_tracker(self, tracker: Tracker) -> bool:
+        files = {f"timeline-rank{self.rank}.jsonl.gz": self.packed.content()}
+        if self._record and not self._done.is_set():
+            files["record.json"] = self._record
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            try:
+                (self.folder / name).write_bytes(content)
+            except OSError:
+                return False
+            if not tracker.send_file(self.folder / name):
+                return False
+        return True
+
+
+def _within(pieces: list[bytes], bound: int) -> list[bytes]:
+    kept: list[bytes] = []
+    left = bound - len(pieces[0]) if pieces else 0
+    for piece in reversed(pieces[1:]):
+        if len(piece) > left:
+            break
+        kept.append(piece)
+        left -= len(piece)
+    return [*pieces[:1], *reversed(kept)]
