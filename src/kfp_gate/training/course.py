@@ -3,7 +3,6 @@
 One object per rank, driven by the few joints of `kfp_gate.training.trainer`. What rank 0 decides is told to all.
 """
 
-import gzip
 import json
 import logging
 import math
@@ -30,6 +29,7 @@ from kfp_gate.training.progress import PROGRESS, Eta, say
 from kfp_gate.training.record import Record
 from kfp_gate.training.sanity import SanityPass
 from kfp_gate.training.spec import TrainingSpec
+from kfp_gate.training.timelines import Timelines
 from kfp_gate.training.tracking import Tracker
 from kfp_gate.training.validation import Validation, Values
 from kfp_gate.training.windows import Windows
@@ -67,6 +67,7 @@ class TrainingCourse:
         self.stop_reason = ""
         self.windows = Windows(timeline, phases)
         self.sample_every_s: float | None = None
+        self.timelines: Timelines | None = None
         if resume is not None:
             unknown = self.monitors.restore(resume["extra"]["monitors"])
             if unknown:
@@ -255,8 +256,8 @@ class TrainingCourse:
         self.best.put(step)
         self.record.checkpoints = self.checkpoints.account()
         self.record.write(step / RECORD)
-        with self.timeline.path.open("rb") as lines, gzip.open(step / "timeline.jsonl.gz", "wb", 1) as packed:
-            shutil.copyfileobj(lines, packed)
+        if self.timelines is not None:
+            (step / "timeline.jsonl.gz").write_bytes(self.timelines.content())
         queued = self.checkpoints.commit(epoch, step, finished=finished)
         self.best.queued()
         return queued
@@ -283,6 +284,8 @@ class TrainingCourse:
             )
         log.info("%s", memory_line(epoch, self.spec.epochs, memory))
         log.info("%s", phase_line(epoch, self.spec.epochs, times))
+        if self.timelines is not None:
+            self.timelines.epoch_ends(self.record if self.group.rank == 0 else None)
         if self.group.rank == 0:
             shown = {n: self._values.get(n) for n in self.spec.monitors}
             say(

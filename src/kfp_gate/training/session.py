@@ -1,5 +1,6 @@
 """A rank's life from start to exit code: data, process group, training, model artifact, evidence."""
 
+import gzip
 import logging
 import os
 import threading
@@ -41,6 +42,7 @@ from kfp_gate.training.ranks import Ranks
 from kfp_gate.training.record import Record, versions
 from kfp_gate.training.redaction import redact
 from kfp_gate.training.spec import TrainingSpec
+from kfp_gate.training.timelines import SHARED_BYTES, Timelines
 from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker, address_of
 from kfp_gate.training.validation import Validation
 from kfp_gate.training.watch import BEAT_S, GRACE_S, Watch, end_process
@@ -68,6 +70,7 @@ class Session:
         self.tracker: Tracker | None = None
         self.checkpoints: Checkpoints | None = None
         self.sampler: Sampler | None = None
+        self.timelines: Timelines | None = None
         self.reference: BoxReference
         self._failing = threading.Lock()
         self._main = threading.get_ident()
@@ -142,6 +145,7 @@ class Session:
         )
         if group.rank == 0:
             self._open_first(record, resumed)
+        self._send_timeline(group)
         control_group = find_control_group()
         course = TrainingCourse(
             spec, group=group, validation=validation, folder=self.private, timeline=self.timeline,
@@ -152,9 +156,10 @@ class Session:
         if resumed is not None and resumed.has_ended(spec.epochs):
             log.info("the training ended at epoch %d already: only the model artifact is written", resumed.epoch)
         else:
-            course.sample_every_s = self.sampler.every_s
+            course.sample_every_s, course.timelines = self.sampler.every_s, self.timelines
             self._fit(course, data)
         group.agree("training")
+        self._share_timelines(group)
         if group.rank == 0:
             self._finish(course, manifests)
         self.watch.meet("model artifact")
@@ -180,6 +185,29 @@ class Session:
             arguments["amp"] = {"auto": gpu, "fp32": False, "bf16": "bf16"}[spec.precision]
         RankTrainer(arguments, course).train()
         self.timeline.write("stop", reason=course.stop_reason or "all epochs done")
+
+    def _send_timeline(self, group: Group) -> None:
+        """From here on this rank's timeline leaves the pod, under the token of rank 0's checkpoints."""
+        token = str(group.broadcast(self.checkpoints.token if self.checkpoints is not None else ""))
+        self.timelines = Timelines(
+            self.timeline, self.checkpoint_uri, token, rank=group.rank, folder=self.private / "tracked",
+            tracker=self.tracker,
+        )  # fmt: skip
+        self.timelines.start()
+
+    def _share_timelines(self, group: Group) -> None:
+        """The other ranks' timelines beside rank 0's: their pods are gone soon."""
+        assert self.timelines is not None
+        self.timelines.stop()
+        for rank in range(1, group.size):
+            own = self.timelines.packed.content(SHARED_BYTES) if rank == group.rank else b""
+            packed = group.broadcast_bytes(own, source=rank)
+            if group.rank == 0:
+                try:
+                    (self.out / "training").mkdir(parents=True, exist_ok=True)
+                    (self.out / "training" / f"timeline-rank{rank}.jsonl").write_bytes(gzip.decompress(packed))
+                except OSError as error:
+                    log.warning("the timeline of rank %d could not be written: %s", rank, error)
 
     def _predict_settings(self, device: torch.device) -> PredictSettings:
         batch = self.spec.validation_batch or max(1, 2 * self.spec.batch // self.ranks.world_size)
@@ -345,6 +373,8 @@ class Session:
                 waiting = self.tracker.deliver_later()
                 if waiting:
                     store.write("evidence/tracking-spool.jsonl", "\n".join(waiting).encode())
+            if self.timelines is not None:
+                self.timelines.stop()
         except Exception as problem:
             log.warning("the evidence did not reach %s: %s", self.checkpoint_uri, type(problem).__name__)
         if self.ranks.rank != 0 and kind_of(error) != "peer":
