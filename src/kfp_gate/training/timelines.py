@@ -119,10 +119,10 @@ class Timelines:
         self._sent_at = time.monotonic()
         if self.packed.grow() or self.failures:
             self._to_store()
-        if self.tracker is not None and (self._artifact_is_due() or self._done.is_set()):
-            # A run that is not open yet, or a server that is away, is tried again with the next object.
-            if self._to_tracker(self.tracker):
-                self._artifact_at = time.monotonic()
+        due = self._artifact_is_due() or self._done.is_set()
+        # A run that is not open yet, or a server that is away, is tried again with the next object.
+        if self.tracker is not None and due and self._to_tracker(self.tracker):
+            self._artifact_at = time.monotonic()
 
     def _to_store(self) -> None:
         try:
