@@ -1,11 +1,39 @@
 """The timeline of a process: JSON lines, one per observation, written as they happen.
 
     {"kind": "epoch", "time": "2026-01-02T03:04:05.678+00:00", "mono": 12.345, "run": "ab12", "rank": 0,
-     "node": "pod-0", "phase": "", "epoch": 3, ...}
+     "node": "pod-0", "gpu": null, "phase": "", "epoch": 3, ...}
 
-Kinds written here: `start`, `epoch`, `memory`, `phases`, `window` (a stretch of steps), `sample` (the sampler's),
-`checkpoint`, `upload`, `sanity`, `resume`, `stop`, `failure`, `end`. Readers must tolerate kinds and keys that
-they do not know, a last line that was cut, and values that are null: null is "unknown", never zero.
+Times are of the moment when a line is written, with their zone; `mono` is the process's own clock. The kinds:
+
+    start       a process begins: pid, versions, ranks
+    conditions  once per process, before its first step: manifests, classes, train_images, val_images,
+                steps_per_epoch, epochs, batch (over all ranks), rank_batch, ranks, workers (loader processes as
+                started), prefetch (batches a worker), pin_memory, precision, image_size, device, gpu_name, cpus,
+                cpu_quota (cores), memory_limit, monitors, stop_on, patience, min_delta, min_epochs, seed, base_model,
+                sample_every_s, settings
+    gpu         the device, once: uuid, name, mig, driver, unknown {reading: reason}
+    window      a stretch of steps, without gap or overlap: epoch, batches [first, last], steps, images,
+                warmup (one of the first steps of the process), input ("usual", "prepared"), profiled,
+                seconds {phase: s} of the host's clock, of phases that do not overlap,
+                device {phase: s} that the device finished meanwhile, null without a device clock,
+                each [[data_s, total_s], ...] of at most 32 of the steps, bytes of image tensors,
+                loader {batches, bytes read from files, parts {part: [wall_s, cpu_s, calls]}, ready}: sums over the
+                loader processes that made these batches, each moment in one part; `ready` is the mean number of
+                batches that waited when the training asked for the next; null where it is not known
+    phases      an epoch's seconds {phase: s}, steps, device {phase: s}
+    validation  an epoch's: seconds, images of this rank, parts {part: s}, threads (load, forward and suppress are
+                summed over them)
+    checkpoint  epoch, ok, seconds (training stood still), waited_s (of it: for an earlier upload)
+    upload      in the background: epoch, ok, seconds, bytes
+    memory      an epoch's, see `kfp_gate.observing.memory`
+    sample      about once a second, see `kfp_gate.observing.sampler`
+    epoch       rank 0: values, losses
+    growth      memory that grows towards its limit: what, phase, since, slope, limit, limit_epoch, text
+    probe, profile      see `kfp_gate.training.probe` and `kfp_gate.training.profiling`
+    sanity, resume, recover (an epoch is done again), stop, failure, end
+
+Readers must tolerate kinds and keys that they do not know, a last line that was cut, several starts in one file, and
+values that are null: null is "unknown", never zero. Between two lines nothing was seen: that is a gap, not a pause.
 """
 
 import json
@@ -22,7 +50,7 @@ class Timeline:
     """A file that grows by one line per observation; safe to write from several threads."""
 
     def __init__(self, path: Path, **identity: Any) -> None:
-        """`identity` (run, rank, node, ...) is on every line."""
+        """`identity` (run, rank, node, gpu, ...) is on every line."""
         self.path, self.identity = path, identity
         self.phase = ""
         self._lock = threading.Lock()

@@ -208,6 +208,7 @@ class Session:
                     (self.out / "training" / f"timeline-rank{rank}.jsonl").write_bytes(gzip.decompress(packed))
                 except OSError as error:
                     log.warning("the timeline of rank %d could not be written: %s", rank, error)
+                self.timelines.track(rank, packed)
 
     def _predict_settings(self, device: torch.device) -> PredictSettings:
         batch = self.spec.validation_batch or max(1, 2 * self.spec.batch // self.ranks.world_size)

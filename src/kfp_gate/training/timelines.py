@@ -1,7 +1,7 @@
 """Every rank's timeline leaves its pod while training runs.
 
     checkpoint_uri/timelines/<run token>/rank<k>.jsonl.gz      about once a minute, and after epochs
-    MLflow run, training/timeline-rank0.jsonl.gz, record.json  rank 0, every few minutes
+    MLflow run, training/timeline-rank0.jsonl.gz, record.json  rank 0, every few minutes; all ranks' at the end
 
 A thread of its own packs the lines that are new and writes the whole object again; no step waits for it, and a store
 that is down costs one line in the log. What a run of weeks writes stays bounded: the first lines and the last ones
@@ -80,7 +80,7 @@ class Timelines:
         """CPU seconds that packing and sending took."""
         self._store: Store | None = None
         self._record = b""
-        self._said = False
+        self._said = self._refused = False
         self._sent_at = self._artifact_at = -1e9
         self._wake, self._done = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="kfp-gate-timelines", daemon=True)
@@ -141,19 +141,25 @@ class Timelines:
     def _artifact_is_due(self) -> bool:
         return self.tracker is not None and time.monotonic() - self._artifact_at >= ARTIFACT_S
 
+    def track(self, rank: int, packed: bytes) -> None:
+        """Send the timeline of another rank to the tracking server too, unless that has refused one."""
+        if self.tracker is not None and not self._refused:
+            self._refused = not self._file(self.tracker, f"timeline-rank{rank}.jsonl.gz", packed)
+
     def _to_tracker(self, tracker: Tracker) -> bool:
-        files = {f"timeline-rank{self.rank}.jsonl.gz": self.packed.content()}
+        sent = self._file(tracker, f"timeline-rank{self.rank}.jsonl.gz", self.packed.content())
         if self._record and not self._done.is_set():
-            files["record.json"] = self._record
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            try:
-                (self.folder / name).write_bytes(content)
-            except OSError:
-                return False
-            if not tracker.send_file(self.folder / name):
-                return False
-        return True
+            sent = sent and self._file(tracker, "record.json", self._record)
+        self._refused = not sent
+        return sent
+
+    def _file(self, tracker: Tracker, name: str, content: bytes) -> bool:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_bytes(content)
+        except OSError:
+            return False
+        return tracker.send_file(self.folder / name)
 
 
 def _within(pieces: list[bytes], bound: int) -> list[bytes]:
