@@ -56,6 +56,10 @@ def test_get_dataloader_a_second_set_of_loaders_for_validation(upstream: dict[st
     assert upstream["val_loader_images"] == 6
 
 
+def test_build_optimizer_chooses_by_the_number_of_images(upstream: dict[str, Any]) -> None:
+    assert upstream["optimizer_of_few"] != upstream["optimizer_of_many"]
+
+
 def test_get_validator_and_validate_rectangular_batches_and_own_numbers(upstream: dict[str, Any]) -> None:
     assert upstream["val_rect"] and upstream["validator_is_upstreams"]
 
@@ -101,7 +105,8 @@ def test_every_override_is_named_here() -> None:
     upstreams = {n for base in ours_source.RankTrainer.__mro__[1:] for n in vars(base)}
     overridden = {n for n in names if n in upstreams} | {"accumulate"}
     assert overridden == {
-        "_setup_ddp", "_setup_train", "_build_train_pipeline", "get_dataloader", "get_validator", "preprocess_batch",
+        "_setup_ddp", "_setup_train", "_build_train_pipeline", "get_dataloader", "build_optimizer", "get_validator",
+        "preprocess_batch",
         "optimizer_step", "accumulate", "validate", "_handle_nan_recovery", "save_metrics", "save_model", "final_eval",
         "plot_metrics",
     }  # fmt: skip

@@ -42,6 +42,10 @@ def main(folder: Path, data: Path) -> dict[str, Any]:
     trainer.world_size = 1
     trainer.model = "yolo11n.yaml"
     trainer._setup_train()
+    for name, iterations in (("few", 1e3), ("many", 1e6)):
+        found[f"optimizer_of_{name}"] = type(
+            trainer.build_optimizer(trainer.model, "auto", iterations=iterations)
+        ).__name__
     loader = trainer.test_loader
     found["val_loader_images"], found["val_rect"] = len(loader.dataset), bool(loader.dataset.rect)
     found["validator_is_upstreams"] = type(trainer.validator).__module__.startswith("ultralytics")

@@ -15,9 +15,11 @@ def conditions(trainer: "RankTrainer", course: "TrainingCourse", *, sample_every
     """The line's values, as they really are on this rank once its loader exists; None is unknown, or none."""
     loader, device, spec, record = trainer.train_loader, trainer.device, course.spec, course.record
     workers = int(loader.num_workers)
+    # A probe's loader is as long as the probe, and sees a part of the images.
+    steps = -(-course.whole["train"] // (course.group.size * loader.batch_size)) if course.probe else len(loader)
     return {
-        "manifests": record.manifests, "classes": len(record.classes), "train_images": len(loader.dataset),
-        "val_images": len(course.validation.rows), "steps_per_epoch": len(loader), "epochs": spec.epochs,
+        "manifests": record.manifests, "classes": len(record.classes), "train_images": course.whole["train"],
+        "val_images": course.whole["val"], "steps_per_epoch": steps, "epochs": spec.epochs,
         "batch": int(trainer.batch_size), "rank_batch": int(loader.batch_size), "ranks": course.group.size,
         "workers": workers, "prefetch": loader.prefetch_factor if workers else None,
         "pin_memory": bool(loader.pin_memory), "precision": precision(trainer), "image_size": spec.image_size,

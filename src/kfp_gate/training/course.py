@@ -8,7 +8,8 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import RawValue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ from kfp_gate.training.conditions import conditions
 from kfp_gate.training.device_clock import cuda_memory
 from kfp_gate.training.group import Group
 from kfp_gate.training.monitors import Monitors, Observation
+from kfp_gate.training.probe import Probe
+from kfp_gate.training.profiling import ProfileWindow, WindowPlan
 from kfp_gate.training.progress import PROGRESS, Eta, say
 from kfp_gate.training.record import Record
 from kfp_gate.training.sanity import SanityPass
@@ -32,7 +35,7 @@ from kfp_gate.training.spec import TrainingSpec
 from kfp_gate.training.timelines import Timelines
 from kfp_gate.training.tracking import Tracker
 from kfp_gate.training.validation import Validation, Values
-from kfp_gate.training.windows import Windows
+from kfp_gate.training.windows import USUAL, WARM_STEPS, Windows
 
 if TYPE_CHECKING:
     from kfp_gate.training.trainer import RankTrainer
@@ -50,8 +53,11 @@ class TrainingCourse:
         self, spec: TrainingSpec, *, group: Group, validation: Validation, folder: Path, timeline: Timeline,
         phases: Phases, record: Record, tracker: Tracker | None, checkpoints: Checkpoints | None,
         train_images: Sequence[Path], control_group: ControlGroup | None, resume: dict[str, Any] | None,
+        whole: Mapping[str, int] | None = None, reproduce: Callable[[Path, Mapping[str, Any]], str] | None = None,
     ) -> None:  # fmt: skip
-        """`tracker` and `checkpoints` are rank 0's; `resume` is a state, the same on all ranks."""
+        """`tracker` and `checkpoints` are rank 0's; `resume` is a state, the same on all ranks; `whole` is the number
+        of train and val images of the manifests, of which a probe sees a part; `reproduce` writes a run that shows
+        the profile window once more, given the optimizer's overrides."""
         self.spec, self.group, self.validation, self.folder = spec, group, validation, folder
         self.timeline, self.phases, self.record = timeline, phases, record
         self.tracker, self.checkpoints, self.train_images = tracker, checkpoints, tuple(train_images)
@@ -59,13 +65,23 @@ class TrainingCourse:
         self.monitors = Monitors(spec)
         self.best = BestWeights(folder / "best", record)
         self.last_state = folder / STATE
-        self.eta = Eta(spec.epochs, 1)
+        self.probe = Probe(spec.probe_steps, timeline) if spec.probe_steps else None
+        self.epochs = 1 if self.probe is not None else spec.epochs
+        self.whole = dict(whole or {"train": len(train_images), "val": len(validation.rows)})
+        self.eta = Eta(self.epochs, 1)
         self.corrupt = False
         self._values: Values = {}
         self._restored: dict[str, Any] | None = None
         self._epoch_started = time.monotonic()
         self.stop_reason = ""
         self.windows = Windows(timeline, phases)
+        self.flag = RawValue("b", 0) if spec.profile_steps else None
+        self.profile = ProfileWindow(
+            spec.profile_steps, folder=folder, timeline=timeline, phases=phases, cuda=group.device.type == "cuda",
+            flag=self.flag, reproduce=None if reproduce is None else lambda to: reproduce(to, self._optimizer),
+        )  # fmt: skip
+        self._optimizer: dict[str, Any] = {}
+        self._stock = 0
         self.sample_every_s: float | None = None
         self.timelines: Timelines | None = None
         if resume is not None:
@@ -77,9 +93,34 @@ class TrainingCourse:
 
     # Joints of the trainer --------------------------------------------------------------------------------------
 
+    @property
+    def whole_share(self) -> float:
+        """Images of the training for each one that its trainer sees."""
+        return self.whole["train"] / max(1, len(self.train_images))
+
+    @property
+    def steady(self) -> bool:
+        """A probe compares early steps with later ones: the optimizer steps as often in both."""
+        return self.probe is not None
+
+    def train_loader(self, loader: Any, *, accumulate: int) -> Any:
+        """What the trainer goes through instead of its loader: itself, but in a probe. All ranks call it; `accumulate`
+        batches make an optimizer step."""
+        self._stock = int(self.group.largest(float(loader.num_workers * (loader.prefetch_factor or 0))))
+        if self.probe is None:
+            return loader
+        steps = self.spec.profile_steps
+        return self.probe.wrap(
+            loader,
+            stock=self._stock,
+            window=WindowPlan.full(steps, self._stock).total if steps else 0,
+            accumulate=accumulate,
+        )
+
     def begin(self, trainer: "RankTrainer") -> None:
         """Set up: restore, then the sanity pass."""
         self._check_images(trainer)
+        self._optimizer = {"optimizer": trainer.args.optimizer, "lr0": trainer.args.lr0}
         self.timeline.write("conditions", **conditions(trainer, self, sample_every_s=self.sample_every_s))
         if self.resume is not None:
             notes = states.restore(trainer, self.resume)
@@ -98,7 +139,7 @@ class TrainingCourse:
             self.timeline.write("sanity", **self.record.sanity)
             self.timeline.phase = ""
             self.phases.enter(before)
-        self.eta = Eta(self.spec.epochs, trainer.start_epoch + 1)
+        self.eta = Eta(self.epochs, trainer.start_epoch + 1)
         self.phases.take()
 
     def epoch_begins(self, trainer: "RankTrainer", epoch: int) -> None:
@@ -112,20 +153,56 @@ class TrainingCourse:
                 states.restore_random(trainer, self._restored)
             self._restored = None
         self.windows.begin(epoch, trainer.batch_index + 1)
+        plan = self.probe.plan if self.probe is not None else None
+        self.profile.epoch_begins(
+            plan.warm + plan.window if plan is not None else len(trainer.train_loader),
+            skip=plan.warm if plan is not None else max(0, WARM_STEPS - self.windows.taken),
+            stock=self._stock, workers=trainer.train_loader.num_workers,
+        )  # fmt: skip
+        self._turn(self._label())
 
     def step_ends(self, trainer: "RankTrainer") -> None:
         """Once a batch."""
+        before = self._label()
         ready = batches_ready(getattr(trainer.train_loader, "iterator", None))
-        self.windows.step(images=trainer.images, moved=trainer.moved, made=trainer.made, ready=ready)
+        seconds = self.windows.step(images=trainer.images, moved=trainer.moved, made=trainer.made, ready=ready)
+        self.profile.take(trainer.made)
+        self.profile.step_done(seconds)
+        if self.probe is not None:
+            self.probe.step_done(seconds)
+        if self.profile.due or self._label() != before:
+            self._turn(before)
 
-    def steps_end(self) -> None:
+    def _label(self) -> dict[str, Any]:
+        """What kind of step runs now, or comes next between two."""
+        probe = self.probe
+        return {
+            "input": USUAL if probe is None else probe.input, "warm": probe is not None and probe.warm,
+            "profiled": self.profile.open,
+        }  # fmt: skip
+
+    def _turn(self, before: dict[str, Any]) -> None:
+        """Between two steps: another kind begins. The time that the instruments take belongs to no stretch."""
+        self.windows.switch(**before)
+        self.profile.turn()
+        self.windows.switch(**self._label())
+
+    def steps_end(self, trainer: "RankTrainer") -> None:
         """Once an epoch, after its last batch."""
         self.windows.end()
+        self.profile.steps_end()
+        if self.probe is not None:
+            self.probe.tell(group=max(trainer.train_loader.num_workers, trainer.nominal_accumulate))
 
     def validate(self, trainer: "RankTrainer") -> tuple[dict[str, float], float]:
         """All ranks; upstream gets a fitness of 0 and its real one in `epoch_ends`."""
         started = time.perf_counter()
         self.corrupt = self.is_corrupt(trainer)
+        if self.corrupt and self.probe is not None:
+            # It is about time, and its weights are for nothing.
+            log.warning("probe: the loss or the weights are not finite; nothing is validated")
+            self.corrupt, self._values = False, dict.fromkeys(self.monitors.watched)
+            return {}, 0.0
         if self.corrupt:
             return {}, 0.0
         self.timeline.phase = "validate"
@@ -171,8 +248,10 @@ class TrainingCourse:
         observation = self.monitors.observe(epoch, self._values)
         trainer.fitness = observation.fitness
         trainer.best_fitness = max(observation.fitness, trainer.best_fitness or -math.inf)
-        finished = trainer.stop or observation.stop or epoch >= self.spec.epochs
-        if observation.stop:
+        finished = trainer.stop or observation.stop or epoch >= self.epochs
+        if self.probe is not None:
+            self.stop_reason = f"this was a probe of {self.probe.steps} steps"
+        elif observation.stop:
             self.stop_reason = observation.reason
         trainer.stop = finished
         self.timeline.phase = "checkpoint"
@@ -243,8 +322,11 @@ class TrainingCourse:
     def _write(
         self, trainer: "RankTrainer", epoch: int, observation: Observation, captured: dict[str, Any], *, finished: bool
     ) -> bool:
-        if observation.improved:
-            self.best.add(observation.improved, epoch, self._values, weights.weights_bytes(trainer, epoch=epoch))
+        # A few batches may give no value at all, and a probe is to write what a training writes.
+        primary = self.spec.monitors[:1] if self.probe is not None else ()
+        improved = tuple(dict.fromkeys((*observation.improved, *primary)))
+        if improved:
+            self.best.add(improved, epoch, self._values, weights.weights_bytes(trainer, epoch=epoch))
         self.best.save()
         part = self.last_state.with_suffix(".part")
         states.write_state(captured, part)
@@ -282,13 +364,13 @@ class TrainingCourse:
             self.timeline.write(
                 "epoch", epoch=epoch, values=self._shown_values(), losses=self.record.epochs[-1]["losses"]
             )
-        log.info("%s", memory_line(epoch, self.spec.epochs, memory))
-        log.info("%s", phase_line(epoch, self.spec.epochs, times))
+        log.info("%s", memory_line(epoch, self.epochs, memory))
+        log.info("%s", phase_line(epoch, self.epochs, times))
         if self.timelines is not None:
             self.timelines.epoch_ends(self.record if self.group.rank == 0 else None)
         if self.group.rank == 0:
             shown = {n: self._values.get(n) for n in self.spec.monitors}
             say(
-                PROGRESS, epoch=epoch, epochs=self.spec.epochs, eta_s=round(self.eta.after(epoch), 1), monitors=shown,
+                PROGRESS, epoch=epoch, epochs=self.epochs, eta_s=round(self.eta.after(epoch), 1), monitors=shown,
                 best={w["monitor"]: w["best_epoch"] for w in self.record.monitors}, stopped=self.stop_reason,
             )  # fmt: skip

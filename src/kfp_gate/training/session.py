@@ -3,7 +3,9 @@
 import gzip
 import logging
 import os
+import shutil
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from kfp_gate.observing.phases import Phases
 from kfp_gate.observing.sampler import Sampler
 from kfp_gate.observing.timeline import Timeline
 from kfp_gate.storage import open_store
-from kfp_gate.training import base_model, resuming, upstream
+from kfp_gate.training import base_model, profiling, resuming, upstream
 from kfp_gate.training.checkpoints import RECORD, Checkpoints
 from kfp_gate.training.course import TrainingCourse
 from kfp_gate.training.device_clock import cuda_memory
@@ -37,10 +39,13 @@ from kfp_gate.training.evidence import (
 )
 from kfp_gate.training.group import Group, PeerFailed, choose_device
 from kfp_gate.training.heartbeat import Heartbeat
+from kfp_gate.training.probe import ProbePlan, part_of_the_data
+from kfp_gate.training.profiling import WindowPlan
 from kfp_gate.training.progress import FAILURE, say
 from kfp_gate.training.ranks import Ranks
 from kfp_gate.training.record import Record, versions
 from kfp_gate.training.redaction import redact
+from kfp_gate.training.reproduction import write_reproduction
 from kfp_gate.training.spec import TrainingSpec
 from kfp_gate.training.timelines import SHARED_BYTES, Timelines
 from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker, address_of
@@ -50,6 +55,7 @@ from kfp_gate.training.watch import BEAT_S, GRACE_S, Watch, end_process
 log = logging.getLogger(__name__)
 
 RUN_ID = "mlflow-run-id"
+PROBE_FOLDER = "probe"
 
 EVIDENCE_S = 20.0
 """How long storing the evidence may take: the pod's end is near."""
@@ -78,6 +84,11 @@ class Session:
     @property
     def checkpoint_uri(self) -> str:
         return self.spec.checkpoint_uri or str(self.out / "checkpoints")
+
+    @property
+    def _steps_uri(self) -> str:
+        """Where checkpoints go. A probe's are never to be found by a training, which would go on from them."""
+        return f"{self.checkpoint_uri}/{PROBE_FOLDER}" if self.spec.probe_steps else self.checkpoint_uri
 
     def run(self) -> int:
         """Train; returns the exit code."""
@@ -126,12 +137,13 @@ class Session:
         self.sampler = Sampler(self.timeline, gpu=gpu, cuda=_quiet_cuda)
         self.sampler.start()
         self.timeline.phase = "data"
-        data = materialize(manifests, self.private / "data", source_uri=spec.source_uri or None)
+        used = self._part_of_the_data(manifests) if spec.probe_steps else manifests
+        data = materialize(used, self.private / "data", source_uri=spec.source_uri or None)
         self.timeline.phase = ""
         self.watch.meet("data")
         self.reference = BoxReference.of(manifests["train"].rows(), len(classes))
         validation = Validation(
-            manifests["val"], data.images["val"], group=group, settings=self._predict_settings(device),
+            used["val"], data.images["val"], group=group, settings=self._predict_settings(device),
             confidence=spec.confidence, bands=any(parse(m).size is not None for m in spec.monitors),
             reference=self.reference,
         )  # fmt: skip
@@ -140,9 +152,9 @@ class Session:
             settings=spec.settings(), manifests={k: m.digest for k, m in manifests.items()}, classes=classes,
             ranks=group.size, device=str(device),
         )  # fmt: skip
-        resumed = resuming.find(
+        resumed = None if spec.probe_steps else resuming.find(
             spec, self.checkpoint_uri, run=self.run_id, group=group, folder=self.private, record=record
-        )
+        )  # fmt: skip
         if group.rank == 0:
             self._open_first(record, resumed)
         self._send_timeline(group)
@@ -152,6 +164,7 @@ class Session:
             phases=_phases(device), record=record, tracker=self.tracker, checkpoints=self.checkpoints,
             train_images=data.images["train"], control_group=control_group,
             resume=resumed.state if resumed is not None else None,
+            whole={k: len(m) for k, m in manifests.items()}, reproduce=self._reproducer(manifests),
         )  # fmt: skip
         if resumed is not None and resumed.has_ended(spec.epochs):
             log.info("the training ended at epoch %d already: only the model artifact is written", resumed.epoch)
@@ -210,16 +223,46 @@ class Session:
                     log.warning("the timeline of rank %d could not be written: %s", rank, error)
                 self.timelines.track(rank, packed)
 
+    def _part_of_the_data(self, manifests: dict[str, Manifest]) -> dict[str, Manifest]:
+        """What a probe looks at; the same on all ranks, whatever each of them runs on."""
+        assert self.group is not None
+        spec, gpu = self.spec, self.group.device.type == "cuda"
+        # Upstream's loader holds four batches a process; it may start fewer processes than it is asked for.
+        stock = 4 * spec.loader_processes(gpu=gpu)
+        window = WindowPlan.full(spec.profile_steps, stock).total if spec.profile_steps else 0
+        return part_of_the_data(
+            manifests, batch=spec.batch, validation_batch=self._validation_batch, ranks=self.ranks.world_size,
+            steps=ProbePlan.of(spec.probe_steps, stock=stock, window=window).total + stock, monitors=spec.monitors,
+        )  # fmt: skip
+
+    def _reproducer(self, manifests: dict[str, Manifest]) -> Callable[[Path, Mapping[str, Any]], str] | None:
+        """Rank 0's: writes a run that shows the profile window once more."""
+        spec, ranks = self.spec, self.ranks
+        if not spec.profile_steps or ranks.rank:
+            return None
+
+        def write(folder: Path, optimizer: Mapping[str, Any]) -> str:
+            assert self.group is not None
+            return write_reproduction(
+                folder, spec, self._part_of_the_data(manifests), ranks=ranks.world_size,
+                local_ranks=ranks.local_world_size, cuda=self.group.device.type == "cuda", optimizer=optimizer,
+            )  # fmt: skip
+
+        return write
+
     def _predict_settings(self, device: torch.device) -> PredictSettings:
-        batch = self.spec.validation_batch or max(1, 2 * self.spec.batch // self.ranks.world_size)
-        return PredictSettings(image_size=self.spec.image_size, batch=batch, device=str(device))
+        return PredictSettings(image_size=self.spec.image_size, batch=self._validation_batch, device=str(device))
+
+    @property
+    def _validation_batch(self) -> int:
+        return self.spec.validation_batch or max(1, 2 * self.spec.batch // self.ranks.world_size)
 
     # Rank 0 -----------------------------------------------------------------------------------------------------
 
     def _open_first(self, record: Record, resumed: resuming.Resumed | None) -> None:
         spec, earlier = self.spec, ""
         self.checkpoints = Checkpoints(
-            self.checkpoint_uri,
+            self._steps_uri,
             self.private / "uploads",
             bound_s=spec.upload_bound_s,
             run=self.run_id,
@@ -265,6 +308,7 @@ class Session:
         record.write(training / RECORD)
         self.tracker.artifact(training / RECORD)
         (training / "timeline.jsonl").write_bytes(self.timeline.path.read_bytes())
+        self._keep_profile(training)
         # The card names the run.
         self.tracker.flush(10.0)
         others = {
@@ -286,6 +330,15 @@ class Session:
         self._keep_undelivered()
         record.tracking = {"uri": redact(self.tracker.uri), "run_id": self.tracker.run_id, "summary": delivery.text()}
         record.write(training / RECORD)
+
+    def _keep_profile(self, training: Path) -> None:
+        """Beside the record, since this rank's own folder ends with the pod. A full disk costs it and no model."""
+        profile = self.private / profiling.FOLDER
+        if profile.is_dir():
+            try:
+                shutil.copytree(profile, training / profiling.FOLDER, dirs_exist_ok=True)
+            except OSError as error:
+                log.warning("the profile could not be kept in %s: %s", training, error)
 
     def _keep_undelivered(self) -> None:
         """Put what the tracking server did not take where it outlives this pod; `deliver_spool` delivers it later."""

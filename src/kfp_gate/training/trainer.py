@@ -21,6 +21,7 @@ from ultralytics.utils.torch_utils import unwrap_model
 
 from kfp_gate.errors import Broken
 from kfp_gate.observing import phases
+from kfp_gate.observing.loader_profile import Flag, follow
 from kfp_gate.observing.loading import Made, unwrap
 from kfp_gate.training.group import Group
 from kfp_gate.training.loader_parts import install, instrument
@@ -35,10 +36,23 @@ class Course(Protocol):
     group: Group
     phases: phases.Phases
     corrupt: bool
+    flag: Flag | None
+    """Raised while the making of batches is profiled."""
 
+    @property
+    def whole_share(self) -> float:
+        """How many images the training has for each one that this trainer sees."""
+        ...
+
+    @property
+    def steady(self) -> bool:
+        """Whether the number of batches to an optimizer step is the nominal one from the first step on."""
+        ...
+
+    def train_loader(self, loader: Any, *, accumulate: int) -> Any: ...
     def begin(self, trainer: "RankTrainer") -> None: ...
     def epoch_begins(self, trainer: "RankTrainer", epoch: int) -> None: ...
-    def steps_end(self) -> None: ...
+    def steps_end(self, trainer: "RankTrainer") -> None: ...
     def step_ends(self, trainer: "RankTrainer") -> None: ...
     def validate(self, trainer: "RankTrainer") -> tuple[dict[str, float], float]: ...
     def recover(self, trainer: "RankTrainer", reason: str) -> bool: ...
@@ -74,7 +88,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         self.callbacks["on_train_epoch_start"].append(self._epoch_begins)
         self.callbacks["on_train_batch_start"].append(self._batch_begins)
         self.callbacks["on_train_batch_end"].append(self._batch_ends)
-        self.callbacks["on_train_epoch_end"].append(lambda _: self.course.steps_end())
+        self.callbacks["on_train_epoch_end"].append(self.course.steps_end)
         self.callbacks["on_fit_epoch_end"].append(self.course.epoch_ends)
 
     # Start ------------------------------------------------------------------------------------------------------
@@ -112,12 +126,21 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         if mode == "val":
             return _NoLoader()
         loader = super().get_dataloader(dataset_path, batch_size, rank, mode)
-        loader.worker_init_fn = _LoaderStart(loader.worker_init_fn)
+        loader.worker_init_fn = _LoaderStart(loader.worker_init_fn, self.course.flag)
+        if self.course.flag is not None:
+            follow(self.course.flag)
         instrument(loader)
         batches = loader.batch_sampler.sampler
         if isinstance(batches.sampler, RandomSampler):
             batches.sampler = _Order(batches.sampler)
-        return loader
+        return self.course.train_loader(loader, accumulate=max(1, round(self.args.nbs / self.batch_size)))
+
+    def build_optimizer(
+        self, model: Any, name: str = "auto", lr: float = 0.001, momentum: float = 0.9, decay: float = 1e-5,
+        iterations: float = 1e5,
+    ) -> Any:  # fmt: skip
+        """Upstream chooses the optimizer by the number of images it sees; a probe sees a part of them."""
+        return super().build_optimizer(model, name, lr, momentum, decay, iterations * self.course.whole_share)
 
     def get_validator(self) -> Any:
         """Upstream's validator is never run: values come from the evaluator that the gate uses."""
@@ -139,6 +162,11 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         self.last_step = self.batch_index
 
     @property
+    def nominal_accumulate(self) -> int:
+        """Batches to an optimizer step, after the warm-up."""
+        return self._nominal_accumulate
+
+    @property
     def accumulate(self) -> float:
         """Upstream forgets on resume how many batches it has accumulated, and steps at once.
 
@@ -157,7 +185,7 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
 
     def _accumulate_now(self) -> int:
         warmup = self._get_warmup_iterations(len(self.train_loader))
-        if warmup and self.batch_index <= warmup:
+        if warmup and self.batch_index <= warmup and not self.course.steady:
             return max(1, round(float(np.interp(self.batch_index, [0, warmup], [1, self._nominal_accumulate]))))
         return self._nominal_accumulate
 
@@ -253,12 +281,14 @@ class _LoaderStart:
     """The start of a loader process. A forked one inherits the worker's answer to SIGTERM, and would leave evidence
     of its own; it simply ends."""
 
-    def __init__(self, upstreams: Callable[[int], None]) -> None:
-        self.upstreams = upstreams
+    def __init__(self, upstreams: Callable[[int], None], flag: Flag | None) -> None:
+        self.upstreams, self.flag = upstreams, flag
 
     def __call__(self, number: int) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         install()
+        if self.flag is not None:
+            follow(self.flag)
         self.upstreams(number)
 
 

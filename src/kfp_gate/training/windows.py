@@ -39,6 +39,11 @@ class Windows:
         self._since = self._waited = 0.0
         self._start()
 
+    @property
+    def taken(self) -> int:
+        """Steps of this process so far."""
+        return self._taken
+
     def begin(self, epoch: int, batch: int) -> None:
         """An epoch begins with this batch, counted over all epochs from 0."""
         self._epoch, self._next = epoch, batch
