@@ -3,6 +3,7 @@
 A fault is applied once in the process of a rank, before the training; loader processes are forked from it.
 """
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -175,36 +176,60 @@ def slow_suppression(_rank: int) -> None:
 
 
 def evaluator_keeps_its_predictions(_rank: int) -> None:
-    """Every validation leaves what it made behind: 64 MB of touched memory."""
+    """Every validation leaves what it made behind: 48 MiB of touched memory."""
     from kfp_gate.training.validation import Validation
 
     original, kept = Validation._records, []
 
     def records(self: Any, *arguments: Any) -> Any:
         found = original(self, *arguments)
-        kept.append(np.ones(64 << 20, np.uint8))
+        kept.append(np.ones(48 << 20, np.uint8))
         return found
 
     Validation._records = records
 
 
 def annotations_in_a_list(_rank: int) -> None:
-    """The data set holds its annotations as Python objects; reading them counts references, which copies the pages."""
+    """The data set holds its annotations as Python objects: some 300 MiB.
+
+    Reading one counts a reference in it, so every page that a loader process reads becomes its own. An image reads a
+    stretch of its own choice, so that copies grow for many epochs.
+    """
     from ultralytics.data.dataset import YOLODataset
 
     build, get = YOLODataset.build_transforms, YOLODataset.__getitem__
 
     def build_transforms(self: Any, hyp: Any = None) -> Any:
         if self.augment and not hasattr(self, "annotations"):
-            self.annotations = [(float(i), float(-i)) for i in range(2_000_000)]
+            self.annotations = [(float(i), float(-i)) for i in range(3_000_000)]
         return build(self, hyp)
 
     def item(self: Any, index: int) -> Any:
-        part = len(self.annotations) // len(self)
-        sum(a[0] for a in self.annotations[index * part : (index + 1) * part])
+        part = len(self.annotations) // len(self) // 8
+        begin = int(np.random.default_rng().integers(len(self.annotations) - part))
+        sum(a[0] for a in self.annotations[begin : begin + part])
         return get(self, index)
 
     YOLODataset.build_transforms, YOLODataset.__getitem__ = build_transforms, item
+
+
+def only_first_epochs(count: int, fault: Fault) -> Fault:
+    """The run is looked at after some of its epochs: its ranks are gone by then, without a word."""
+
+    def both(rank: int) -> None:
+        from kfp_gate.training.course import TrainingCourse
+
+        original = TrainingCourse.epoch_begins
+
+        def begins(self: Any, trainer: Any, epoch: int) -> None:
+            if epoch > count:
+                os._exit(0)
+            original(self, trainer, epoch)
+
+        TrainingCourse.epoch_begins = begins
+        fault(rank)
+
+    return both
 
 
 def not_finite(_rank: int) -> None:

@@ -55,16 +55,17 @@ SETTINGS: Mapping[str, Any] = {
 }  # fmt: skip
 
 SLOW_LOOP = faults.with_transform(lambda: faults.TargetMaps(loop=True, grid=224))
-FILES = Images(train=60, val=4, width=160, height=120, suffix="png")
+FILES = Images(train=60, val=2, width=160, height=120, suffix="png")
+LONG = {"epochs": 60, "batch": 8}
 COMPUTING = {"image_size": 320, "batch": 8, "epochs": 3}
 
 PLANTINGS: dict[str, Planting] = {
     "slow_reads": Planting(
-        "slow_reads", "a file system of 0.8 MB/s, two loader processes", images=FILES, settings={"workers": 2},
-        mount=Mount(bytes_per_s=0.8e6), elsewhere=faults.slow_reader(0.1),
+        "slow_reads", "a file system of 0.8 MB/s, two loader processes", images=FILES,
+        settings={"workers": 2, "batch": 2}, mount=Mount(bytes_per_s=0.8e6), elsewhere=faults.slow_reader(0.1),
     ),
     "slow_reads_alone": Planting(
-        "slow_reads", "a file system of 0.8 MB/s, no loader process", images=FILES,
+        "slow_reads", "a file system of 0.8 MB/s, no loader process", images=FILES, settings={"batch": 2},
         mount=Mount(bytes_per_s=0.8e6), elsewhere=faults.slow_reader(0.05),
     ),
     "small_files": Planting(
@@ -83,7 +84,8 @@ PLANTINGS: dict[str, Planting] = {
         images=Images(train=80, val=4, width=160, height=120), settings={"workers": 1}, mount=Mount(open_s=0.008),
     ),
     "cpu_quota": Planting(
-        "cpu_quota", "a quota of 0.4 cores", cores=0.4, images=Images(train=48, val=4), settings={"epochs": 3},
+        "cpu_quota", "a quota of 0.4 cores", cores=0.4, images=Images(train=64, val=4),
+        settings={"image_size": 224, "epochs": 2},
     ),
     "transfer": Planting("transfer", "0.25 s to copy a batch to the device", faults.slow_copy),
     "rank_imbalance": Planting(
@@ -98,14 +100,18 @@ PLANTINGS: dict[str, Planting] = {
         "validation", "slow suppression", faults.slow_suppression, ("suppress",), images=Images(train=40, val=60),
     ),
     "memory_growth": Planting(
-        "memory_growth", "64 MB kept by every validation", faults.evaluator_keeps_its_predictions, ("validat",),
-        images=Images(train=24, val=4), settings={"epochs": 12}, memory=2 << 30,
+        "memory_growth", "48 MiB kept by every validation, limit 2 GiB",
+        faults.only_first_epochs(9, faults.evaluator_keeps_its_predictions), ("validat",),
+        images=Images(train=48, val=4), settings={**LONG, "image_size": 224}, memory=2 << 30,
     ),
     "forked_copies": Planting(
-        "forked_copies", "two loader processes that read a list of two million tuples", faults.annotations_in_a_list,
-        settings={"workers": 2, "epochs": 8}, memory=3 << 30,
+        "forked_copies", "two loader processes that read a list of three million tuples, limit 2 GiB",
+        faults.only_first_epochs(9, faults.annotations_in_a_list), images=Images(train=48, val=4),
+        settings={**LONG, "image_size": 224, "workers": 2}, memory=2 << 30,
     ),
-    "discarded_work": Planting("discarded_work", "epochs 2 to 4 done three times: not finite", faults.not_finite),
+    "discarded_work": Planting("discarded_work", "epochs 2 to 4 done three times: not finite", faults.not_finite,
+        settings={"image_size": 160, "epochs": 4},
+    ),
     "healthy": Planting("", "no loader process", images=Images(train=96), settings=COMPUTING),
     "healthy_workers": Planting(
         "", "two loader processes", images=Images(train=96), settings={**COMPUTING, "workers": 2},
