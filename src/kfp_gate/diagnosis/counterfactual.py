@@ -32,11 +32,12 @@ from functools import partial
 
 import numpy as np
 
+from kfp_gate.diagnosis.all_ranks import Ranks, ranks_of
 from kfp_gate.diagnosis.findings import PhaseShare, Scenario
+from kfp_gate.diagnosis.pace import Pace
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.diagnosis.spread import Draws, interval
 from kfp_gate.diagnosis.steady import OPTIMIZER, TRANSFER, Epochs, Floats, number, whole_epochs
-from kfp_gate.diagnosis.stepping import Pace, Ranks, ranks_of
 
 READS = ("open", "read")
 SMALL = 0.01

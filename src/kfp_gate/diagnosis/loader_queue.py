@@ -21,11 +21,8 @@ from kfp_gate.diagnosis.steady import Floats
 LONGEST = 320
 """Steps that are played; what lies beyond goes on at the pace of their second half."""
 
-BOUND = 0.85
-"""From this share of the step on, production / W is taken as what sets the pace."""
-
 STARVED = 0.10
-"""Share of the step spent waiting from which on, without knowledge of production, the loader sets the pace."""
+"""Share of the step spent waiting below which the loader keeps up: taking a ready batch also costs a little."""
 
 _ROUNDS = 24
 _WIDEST = 1.6
@@ -73,13 +70,17 @@ class Loader:
     Attributes:
         production: (B, 1) mean seconds of one worker for a batch.
         uneven: (B, L) factors of mean 1: how production differs from batch to batch.
-        left_s: (B,) seconds of a step that neither explains; stays, or shrinks with production.
-        bound: whether the loader sets the pace.
+        left_s: (B,) seconds of a step that neither explains.
+        uneven_wait: whether the wait is taken as one for uneven production; what is left of it shrinks with production.
+        bound: whether the loader sets the pace: production / W is longer than the rest of the step. Then what the
+            parts leave unexplained (passing batches on, cores that others use) is taken as production, too; else it is
+            taken as uneven production.
     """
 
     production: Floats
     uneven: Floats
     left_s: Floats
+    uneven_wait: bool
     bound: bool
 
 
@@ -111,7 +112,7 @@ def fit(
         return play(production, rest, workers=workers, ahead=ahead, steps=steps, idle=idle)
 
     waiting = 1 - float(rest[0].mean() / step[0])
-    bound = waiting >= STARVED if parts is None else bool(parts[0] >= BOUND * workers * step[0])
+    bound = waiting >= STARVED if parts is None else bool(parts[0] > workers * rest[0].mean())
     if parts is None and not bound:
         return None
     if bound or parts is None:
@@ -121,6 +122,8 @@ def fit(
             over = played(middle[:, None]) > target
             low, high = np.where(over, low, middle), np.where(over, middle, high)
         production, uneven = high[:, None], even
+    elif waiting < STARVED:
+        production, uneven = parts[:, None], even
     else:
         production = parts[:, None]
         draws: Floats = np.random.default_rng(seed).standard_normal(rest.shape[1:])
@@ -130,7 +133,9 @@ def fit(
             over = played(production * _uneven(middle, draws)) > target
             lean, wide = np.where(over, lean, middle), np.where(over, middle, wide)
         uneven = _uneven(lean, draws)
-    return Loader(production, uneven, (target - played(production * uneven)) / steps, bound)
+    return Loader(
+        production, uneven, (target - played(production * uneven)) / steps, waiting >= STARVED and not bound, bound
+    )
 
 
 def _uneven(spread: Floats, draws: Floats) -> Floats:

@@ -105,18 +105,23 @@ class Draws:
     def phase(self, *names: str) -> Floats:
         """Seconds a step of some phases together, on the device's clock where there is one.
 
-        What the device's clock knows late belongs to a later stretch, so its shares are taken, not its seconds.
+        What the device's clock knows late belongs to a later stretch, so its shares are taken, not its seconds. A
+        clock that does not know the wait shares out the rest.
         """
         if not self.has_device:
             return self.host(*names)
         stretches = [s.device or {} for s in self.of_rank.stretches]
         share = self._mean([sum(d.get(n, 0.0) for n in names) for d in stretches], [sum(d.values()) for d in stretches])
-        return share * self.step
+        return share * (self.step if self._waits_known else self.step - self.host(DATA))
 
     def wait(self) -> Floats:
         """Seconds a step in which nothing went on but waiting for data, or preparing it."""
         host = self.host(DATA)
-        return np.minimum(host, self.phase(DATA)) if self.has_device else host
+        return np.minimum(host, self.phase(DATA)) if self._waits_known else host
+
+    @cached_property
+    def _waits_known(self) -> bool:
+        return any(DATA in (s.device or {}) for s in self.of_rank.stretches)
 
     def parts(self, *, cpu: bool = False) -> dict[str, Floats]:
         """Loader part to wall (or CPU) seconds a batch, of one process; empty if they are unknown."""

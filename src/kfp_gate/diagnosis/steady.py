@@ -57,7 +57,11 @@ class Stretch:
 
 @dataclass(frozen=True)
 class RankSteps:
-    """One rank's steady steps and what they ran under; None is unknown."""
+    """One rank's steady steps and what they ran under; None is unknown.
+
+    `cores` is what the rank's container may use, `main_cores` what the training process itself used, `pressure` the
+    share of the time in which some task waited for a core.
+    """
 
     rank: int
     node: str
@@ -66,6 +70,7 @@ class RankSteps:
     prefetch: int | None
     cores: float | None
     main_cores: float | None
+    pressure: float | None
     stretches: tuple[Stretch, ...]
 
     @property
@@ -167,11 +172,12 @@ def _window(line: Line) -> Stretch | None:
         steps = float(batches[1] - batches[0] + 1)
     if seconds is None or not steps or steps < 1:
         return None
-    loader = line.get("loader")
+    loader, device = line.get("loader"), seconds_of(line.get("device"))
     made, parts = _parts(loader) if isinstance(loader, Mapping) else (0, None)
     images = number(line.get("images"))
     return Stretch(
-        int(steps), {k: v for k, v in seconds.items() if k not in _NOT_IN_STEPS}, seconds_of(line.get("device")),
+        int(steps), {k: v for k, v in seconds.items() if k not in _NOT_IN_STEPS},
+        {k: v for k, v in device.items() if k not in _NOT_IN_STEPS} if device else None,
         _each(line.get("each")), made, parts, int(images) if images is not None else None,
     )  # fmt: skip
 
@@ -219,6 +225,7 @@ def _rank_steps(run: Run, rank: int, lines: Sequence[Line], stretches: tuple[Str
         own = next(iter(reversed(list(run.lines("conditions", rank)))), {})
     samples = [line for line in lines if line.get("kind") == "sample" and line.get("phase") == "train"]
     used = [v for s in samples if (v := number(s.get("cpu"))) is not None]
+    pressed = [v for s in samples if (v := number(s.get("pressure_cpu"))) is not None]
     limits = [v for k in ("cpus", "cpu_quota") if (v := number(own.get(k)))]
     device = str(own.get("device") or run.record.get("device") or "")
     workers, prefetch = number(own.get("workers")), number(own.get("prefetch"))
@@ -230,5 +237,6 @@ def _rank_steps(run: Run, rank: int, lines: Sequence[Line], stretches: tuple[Str
         rank, str(next((line["node"] for line in lines if line.get("node")), "")),
         device.startswith("cuda") or any(s.device for s in stretches),
         int(workers) if workers is not None else None, int(prefetch) if prefetch else None,
-        min(limits) if number(own.get("cpus")) else None, fmean(used) if used else None, stretches,
+        min(limits) if number(own.get("cpus")) else None, fmean(used) if used else None,
+        fmean(pressed) if pressed else None, stretches,
     )  # fmt: skip

@@ -1,12 +1,11 @@
-"""What sets the pace of a step, on one rank and on all: measured means put together so that a part can be changed."""
+"""A step on all ranks: each ends with the slowest."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
-from kfp_gate.diagnosis.loader_queue import LONGEST, Loader, fit, play
+from kfp_gate.diagnosis.pace import Pace
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.diagnosis.spread import Draws, drawn_medians
 from kfp_gate.diagnosis.steady import COMPUTE, DATA, TRANSFER, Epochs, Floats
@@ -14,129 +13,8 @@ from kfp_gate.diagnosis.steady import COMPUTE, DATA, TRANSFER, Epochs, Floats
 PLAYED = 6
 """Ranks whose queues are played: the slowest. A change that holds on all ranks makes no other one the slowest."""
 
-USUAL_PREFETCH = 2
-"""torch's default, where the run does not say."""
-
 BUSY, IDLE = 0.9, 0.5
 """Share of its time that a device computes, above which it, and below which the host, sets the pace."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """One rank's step: what it waits for data, and the rest of its own work.
-
-    Attributes:
-        wait: (B,) seconds. Without loader processes this is preparation itself.
-        rest: (B,) seconds of its own, without waiting for other ranks.
-        compute: (B,) seconds of its own forward, loss and backward.
-        loader: None without loader processes, or if it keeps up and its production is unknown.
-    """
-
-    draws: Draws
-    steps: int
-    idle: Floats
-    wait: Floats
-    rest: Floats
-    compute: Floats
-    ranks_on_node: int = 1
-    fitted: bool = True
-
-    @property
-    def rank(self) -> int:
-        return self.draws.of_rank.rank
-
-    @property
-    def workers(self) -> int | None:
-        return self.draws.of_rank.workers
-
-    @property
-    def on_its_clock(self) -> bool:
-        """Whether phases after the wait are known as work, not as the time that it took to queue it."""
-        return not self.draws.of_rank.cuda or self.draws.has_device
-
-    @property
-    def own(self) -> Floats:
-        return self.wait + self.rest
-
-    @cached_property
-    def pattern(self) -> Floats:
-        return self.draws.patterns(min(self.steps, LONGEST))
-
-    @cached_property
-    def parts(self) -> dict[str, Floats]:
-        return self.draws.parts()
-
-    @cached_property
-    def loader(self) -> Loader | None:
-        if not self.workers or not self.fitted:
-            return None
-        made = np.sum(list(self.parts.values()), axis=0) if self.parts else None
-        return fit(
-            self.rest[:, None] * self.pattern, self.own, made, workers=self.workers, ahead=self._ahead,
-            steps=self.steps, idle=self.idle,
-        )  # fmt: skip
-
-    @property
-    def _ahead(self) -> int:
-        return self.draws.of_rank.prefetch or USUAL_PREFETCH
-
-    def share_of(self, members: Sequence[str]) -> Floats:
-        """(B,) share of preparation that these loader parts take."""
-        chosen = np.sum([self.parts[m] for m in members if m in self.parts] or [np.zeros_like(self.wait)], axis=0)
-        whole = np.sum(list(self.parts.values()), axis=0) if self.workers else self.wait
-        share: Floats = np.clip(np.divide(chosen, whole, out=np.zeros_like(whole), where=whole > 0), 0.0, 1.0)
-        return share
-
-    def changed(self, prepared: Floats | float = 0.0, saved: Floats | float = 0.0, times: int = 1) -> Floats:
-        """(B,) seconds of its own with a share of preparation gone, seconds of the rest gone, more workers."""
-        rest = np.clip(self.rest - saved, 0.0, None)
-        kept = 1.0 - np.broadcast_to(np.asarray(prepared, dtype=float), rest.shape)
-        if not self.workers:
-            return self.wait * kept + rest
-        if self.loader is None:
-            # It keeps up, so that only its wait can go.
-            return self.wait * kept / times + rest
-        played = play(
-            self.loader.production * kept[:, None] * self.loader.uneven, rest[:, None] * self.pattern,
-            workers=self.workers * times, ahead=self._ahead, steps=self.steps, idle=self.idle,
-        )  # fmt: skip
-        left = np.where(self.loader.left_s > 0, self.loader.left_s * kept, self.loader.left_s)
-        bound = self._cpu_bound(kept, rest)
-        # Bounded by what was measured: cores that gave it once can give it again.
-        return np.maximum(played / self.steps + left, np.minimum(bound, self.own) if bound is not None else 0.0)
-
-    def beside(self, workers: int) -> Floats:
-        """(B,) seconds of its own if preparation ran in loader processes; now it has none."""
-        played = play(
-            self.wait[:, None], self.rest[:, None] * self.pattern, workers=workers, ahead=USUAL_PREFETCH,
-            steps=self.steps, idle=self.idle,
-        )  # fmt: skip
-        bound = self._cpu_bound(np.ones_like(self.rest), self.rest)
-        return np.maximum(played / self.steps, bound if bound is not None else 0.0)
-
-    @property
-    def cores_known(self) -> bool:
-        return self._cpu_bound(np.ones_like(self.rest), self.rest) is not None
-
-    def _cpu_bound(self, kept: Floats, rest: Floats) -> Floats | None:
-        """(B,) seconds below which the cores cannot get through a step's CPU seconds; None: unknown."""
-        steps = self.draws.of_rank
-        if steps.cores is None:
-            return None
-        demand = np.zeros_like(rest)
-        if self.workers:
-            cpu = self.draws.parts(cpu=True)
-            if not cpu:
-                return None
-            demand = demand + np.sum(list(cpu.values()), axis=0) * kept
-        if not steps.cuda:
-            # A host that waits for its GPU spins: that is no demand.
-            if steps.main_cores is None:
-                return None
-            share = np.divide(rest, self.rest, out=np.ones_like(rest), where=self.rest > 0)
-            demand = demand + steps.main_cores * self.draws.step * share
-        bound: Floats = demand * self.ranks_on_node / steps.cores
-        return bound
 
 
 @dataclass(frozen=True)
@@ -213,6 +91,9 @@ class Ranks:
         pressing = [p for p in played if not p.workers or (p.loader is not None and p.loader.bound)]
         if not all(p.cores_known for p in pressing):
             return f"{change}: it is not known how much CPU they have and need"
+        crowded = next((p for p in pressing if p.crowded is not None), None)
+        if crowded is not None:
+            return f"{change}: {crowded.crowded}"
         after = [p.changed(times=2) if p.workers else p.beside(2) for p in played]
         note = "storage is thought to serve twice as many readers as fast" if 0 not in counts else (
             "passing batches between processes is thought to cost nothing"
@@ -228,7 +109,9 @@ class Ranks:
             return f"the loader keeps up: at most its wait of {_ms(pace.wait)} a step can go"
         made = float(pace.loader.production[0, 0]) / pace.workers
         times = f"{_ms(np.array([made]))} a batch, the rest of the step {_ms(pace.rest)}"
-        return f"the loader {'sets the pace' if pace.loader.bound else 'keeps up'}: {times}"
+        loader = pace.loader
+        doing = "sets the pace" if loader.bound else "keeps up, but unevenly" if loader.uneven_wait else "keeps up"
+        return f"the loader {doing}: {times}"
 
     def pace_note(self) -> str:
         """Why a faster step may bring nothing."""
