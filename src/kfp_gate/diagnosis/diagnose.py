@@ -1,9 +1,10 @@
 """The answer to "what held this run back": every cause judged, ranked, and put into one sentence."""
 
+from kfp_gate.diagnosis.amounts import cores
 from kfp_gate.diagnosis.answer import sentence
 from kfp_gate.diagnosis.findings import BAR, Diagnosis, Finding, MemoryGrowth, PhaseShare, Scenario, Unjudged
 from kfp_gate.diagnosis.hypotheses import judge
-from kfp_gate.diagnosis.hypotheses.feeding import feeding
+from kfp_gate.diagnosis.hypotheses.feeding import feeding, idle_cores
 from kfp_gate.diagnosis.observations import Observations, observe
 from kfp_gate.diagnosis.quantities import known
 from kfp_gate.diagnosis.runs import Run
@@ -12,6 +13,12 @@ HEALTH = "device_busy"
 
 ENOUGH_STEPS = 10
 """Steady steps below which times say nothing."""
+
+QUEUED = 0.2
+"""Share of the time that a thread waits for a core from which it is worth a note."""
+
+MOSTLY = 0.5
+"""Share of a step below which computing is not most of it."""
 
 LOADING = ("slow_reads", "small_files", "preparation_cpu", "too_few_workers")
 
@@ -58,18 +65,20 @@ def _lacking(seen: Observations, judged: tuple[Finding | Unjudged, ...], few: bo
     if fed is not None and seen.share(fed.wait) >= BAR > explained:
         missing = [m for c in LOADING if c in unjudged for m in unjudged[c].missing]
         found += missing or ["what the loader processes did meanwhile: they were not busy all the time"]
-    idle = _unexplained_idle(seen, judged)
+    idle = "" if found else _unexplained(seen, judged)
     if idle:
-        found += list(unjudged["kernel_launch"].missing) if "kernel_launch" in unjudged else [idle]
+        found += list(unjudged["kernel_launch"].missing) if seen.cuda and "kernel_launch" in unjudged else [idle]
     return tuple(dict.fromkeys(found))
 
 
-def _unexplained_idle(seen: Observations, judged: tuple[Finding | Unjudged, ...]) -> str:
-    """A GPU that is idle for most of the time without a cause is not healthy."""
+def _unexplained(seen: Observations, judged: tuple[Finding | Unjudged, ...]) -> str:
+    """A run that mostly does something else than computing is not healthy, even if no cause stands out."""
     busy = next((j for j in judged if isinstance(j, Finding) and j.cause == HEALTH), None)
-    if not seen.cuda or busy is None or float(busy.detail.get("share_of_step") or 0.0) >= 0.5:
+    if busy is None or float(busy.detail.get("share_of_step") or 0.0) >= MOSTLY:
         return ""
-    return "what the GPU does in its gaps: a profile window (profile_steps=20) would tell"
+    if seen.cuda:
+        return "what the GPU does in its gaps: a profile window (profile_steps=20) would tell"
+    return "what the steps do besides computing: a profile window (profile_steps=20) would tell"
 
 
 def _few(seen: Observations) -> str:
@@ -83,17 +92,14 @@ def _notes(seen: Observations) -> list[str]:
     """What is no cause of this run's own, and should be known all the same."""
     notes = []
     first = seen.first
-    if first is not None and seen.cuda is False and len(seen.ranks) == 1 and seen.cores is not None:
-        main, pressure = known(first.cpu), known(first.pressure["cpu"])
-        loaders, held = known(first.loaders) or 0.0, known(first.throttled) or 0.0
-        computing = (first.step_s - first.phase("data")) / first.step_s if first.step_s else 0.0
-        if (
-            main is not None and pressure is not None and pressure > 0.5 and held < 0.05
-            and main + loaders < 0.75 * seen.cores and main < 0.8 * computing
-        ):  # fmt: skip
+    queued = known(first.queued) if first is not None else None
+    if first is not None and queued is not None and queued >= QUEUED and seen.cores is not None:
+        others = queued - (known(first.throttled) or 0.0)
+        free = idle_cores(seen)
+        if others >= QUEUED and free is not None and free >= 0.25 * seen.cores:
             notes.append(
-                f"this run computes {computing:.0%} of the time and gets {main:.2g} cores, though it leaves the others "
-                "idle: something else on the machine takes them, and all times here are longer for it"
+                f"the step's own thread waits {queued:.0%} of the time for a core, though this run leaves {free:.1f} of "
+                f"{cores(seen.cores)}: something else on the machine takes them, and all times here are longer for it"
             )
     if seen.epoch is not None and not seen.epoch.counted:
         notes.append("no epoch has ended: shares are of the steps alone, without validation and checkpoints")

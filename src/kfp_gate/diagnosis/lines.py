@@ -253,7 +253,7 @@ EVERY: dict[str, Check] = {
 """Keys of any line."""
 
 _LOADER = shape(batches=number, parts=all_by_name(part), bytes=number, ready=number)
-_LOADERS = shape(count=number, cpu=number, cpu_max=number, waiting=number, read=number)
+_LOADERS = shape(**dict.fromkeys(("count", "cpu", "cpu_max", "waiting", "looks", "read", "queued", "blocked"), number))
 
 KINDS: dict[str, dict[str, Check]] = {
     "start": {"pid": whole, "versions": by_name(text), "ranks": anything_named},

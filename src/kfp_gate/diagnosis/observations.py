@@ -4,12 +4,13 @@ Steady steps are those after the warm-up, on images as they come and without a p
 sampler are those taken during them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from kfp_gate.diagnosis.quantities import Measured, Unknown, Value, mean
+from kfp_gate.diagnosis.quantities import Measured, Unknown, Value, known, mean
 from kfp_gate.diagnosis.runs import Line, Run
 from kfp_gate.diagnosis.steady import COMPUTE, RankSteps, attempts, is_steady, steady_steps, whole_epochs
 
@@ -41,12 +42,14 @@ class Loading:
         batches: that were measured.
         bytes: read from files per batch.
         ready: mean number of batches that waited when one was asked for; None without loader processes, or unknown.
+        queued: seconds that these processes waited for a core for each that they had one; infinite if unknown.
     """
 
     parts: Mapping[str, Part]
     batches: int
     bytes: float | None
     ready: float | None
+    queued: float = math.inf
 
     @property
     def wall(self) -> float:
@@ -59,7 +62,11 @@ class Loading:
 
     @property
     def stretch(self) -> float:
-        """Wall over CPU seconds of the parts that compute: above 1 they wait for a core. The median over the parts."""
+        """Wall over CPU seconds of the parts that compute: above 1 they wait for a core.
+
+        The median over the CPU seconds of the parts, and no more than the scheduler says that was waited for a core: a
+        part may also wait for something else.
+        """
         ratios = sorted(
             (p.wall / p.cpu, p.cpu) for n, p in self.parts.items() if p.cpu and n not in ("open", "read")
         )  # fmt: skip
@@ -67,7 +74,7 @@ class Loading:
         for ratio, cpu in ratios:
             so_far += cpu
             if so_far >= whole / 2:
-                return max(1.0, ratio)
+                return max(1.0, min(ratio, 1 + self.queued))
         return 1.0
 
 
@@ -104,6 +111,9 @@ class RankSeen:
         cpu, thread: of this process and of its busiest thread; loaders, loaders_top: of all loader processes and of the
             busiest of them.
         waiting: share of loader processes that waited for a disk (state D).
+        queued: share of the time in which the main thread could run and got no core; loaders_queued: the same of the
+            loader processes, the mean over them.
+        blocked: share of the time in which loader processes waited for block devices.
         throttled: seconds a second that the container's processes were held back by the CPU quota.
         pressure: share of time in which some task waited, by resource (cpu, io, memory).
         faults: major page faults a second.
@@ -123,7 +133,10 @@ class RankSeen:
     thread: Measured
     loaders: Measured
     loaders_top: Measured
+    queued: Measured
+    loaders_queued: Measured
     waiting: Measured
+    blocked: Measured
     throttled: Measured
     pressure: Mapping[str, Measured]
     faults: Measured
@@ -239,10 +252,12 @@ def _rank(run: Run, rank: int) -> RankSeen | None:
         rank=rank, node=steps.node, cuda=steps.cuda, steps=steps.steps,
         step=mean([s.total / s.steps for s in steps.stretches], "no steady steps", weights),
         phases={n: _phase(steps, n, weights) for n in steps.names()}, device=_device(steps), workers=steps.workers,
-        loading=_loading(windows, steps), conditions=conditions, gpu=_gpu(lines, samples),
+        loading=_loading(windows, steps, samples), conditions=conditions, gpu=_gpu(lines, samples),
         cpu=_sampled(samples, "cpu"), thread=_sampled(samples, "cpu_thread"),
         loaders=_of_loaders(samples, "cpu"), loaders_top=_of_loaders(samples, "cpu_max"),
-        waiting=_of_loaders(samples, "waiting"), throttled=_rate(samples, "throttled_s"),
+        queued=_sampled(samples, "queued"), loaders_queued=_of_loaders(samples, "queued"),
+        waiting=_of_loaders(samples, "waiting"), blocked=_of_loaders(samples, "blocked"),
+        throttled=_rate(samples, "throttled_s"),
         pressure={k: _sampled(samples, f"pressure_{k}") for k in ("cpu", "io", "memory")},
         faults=_per_second(samples, "major_faults"),
         bytes=mean([w["bytes"] / w["steps"] for w in windows if w.get("bytes") and w.get("steps")], OLD),
@@ -268,7 +283,7 @@ def _device(steps: RankSteps) -> dict[str, float] | None:
     return {name: value / whole * covered / count for name, value in sums.items()}
 
 
-def _loading(windows: Sequence[Line], steps: RankSteps) -> Loading | Unknown:
+def _loading(windows: Sequence[Line], steps: RankSteps, samples: Sequence[Line]) -> Loading | Unknown:
     batches, size, ready, weight = 0.0, 0.0, 0.0, 0.0
     sums: dict[str, list[tuple[float, float | None, float | None]]] = {}
     sized = True
@@ -294,8 +309,19 @@ def _loading(windows: Sequence[Line], steps: RankSteps) -> Loading | Unknown:
         )
         for name, rows in sums.items()
     }  # fmt: skip
-    return Loading(parts, int(batches), size / batches if sized else None,
-                   ready / weight if weight and steps.workers else None)  # fmt: skip
+    return Loading(
+        parts, int(batches), size / batches if sized else None, ready / weight if weight and steps.workers else None,
+        _queued(samples, steps.workers),
+    )  # fmt: skip
+
+
+def _queued(samples: Sequence[Line], workers: int | None) -> float:
+    """Seconds that the preparing processes waited for a core for each second that they had one; infinite if unknown."""
+    if workers:
+        queued, cpu = known(_of_loaders(samples, "queued")), known(_of_loaders(samples, "cpu"))
+        return queued * workers / cpu if queued is not None and cpu else math.inf
+    queued, cpu = known(_sampled(samples, "queued")), known(_sampled(samples, "cpu_thread"))
+    return queued / cpu if queued is not None and cpu else math.inf
 
 
 def _per_batch(values: Sequence[float | None], batches: float) -> float | None:

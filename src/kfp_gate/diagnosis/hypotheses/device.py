@@ -24,7 +24,8 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
         return [Unjudged(c, ("no steady steps",)) for c in (*CAUSES, "device_busy")]
     if seen.cuda is not True:
         why = NO_GPU if seen.cuda is False else "the device: not recorded"
-        return [*(Unjudged(c, (why,)) for c in CAUSES), _busy(seen, first)]
+        moved = _transfer(seen, first) if seen.cuda is False else Unjudged("transfer", (why,))
+        return [moved, *(Unjudged(c, (why,)) for c in CAUSES[1:]), _busy(seen, first)]
     return [_transfer(seen, first), _launch(seen, first), _throttling(seen, first), _busy(seen, first)]
 
 
@@ -52,31 +53,34 @@ def kernel_share(seen: Observations, rank: RankSeen) -> tuple[float | None, str]
 
 
 def _transfer(seen: Observations, rank: RankSeen) -> Finding | Unjudged:
-    if rank.device is None:
+    if rank.cuda and rank.device is None:
         return Unjudged("transfer", ("the device's clock: not recorded",))
-    seconds = rank.device.get(TRANSFER, 0.0)
+    seconds = rank.device.get(TRANSFER, 0.0) if rank.device is not None else rank.phase(TRANSFER)
     weight = seen.share(seconds)
     moved, pinned = known(rank.bytes), rank.conditions.get("pin_memory")
-    evidence = [f"copying a batch to the device takes {duration(seconds)} of {duration(rank.step_s)} on its clock"]
+    clock = "on its clock" if rank.device is not None else "on the host's clock"
+    evidence = [
+        f"moving and converting a batch takes {duration(seconds)} of a step of {duration(rank.step_s)}, {clock}"
+    ]
     against = []
     if moved and seconds > 0:
         evidence.append(f"{moved / 1e6:,.0f} MB a step arrive at {rate(moved / seconds)}")
         if moved / seconds > 10e9:
             against.append("that is near what PCIe carries: fewer bytes would help, not pinning")
-    if pinned is False:
+    if pinned is False and rank.cuda:
         evidence.append("the batches are not in pinned memory: each copy goes through a buffer, and the host waits")
     elif pinned is True:
         against.append("the batches are in pinned memory")
     host = rank.phase(TRANSFER)
-    if host > 1.5 * seconds and host >= 0.02 * rank.step_s:
+    if rank.device is not None and host > 1.5 * seconds and host >= 0.02 * rank.step_s:
         against.append(f"the host stands {duration(host)} in the copy: mostly waiting for earlier work of the device")
     missing = () if pinned is not None else ("pinned memory: not recorded",)
     return Finding(
-        "transfer", f"{share(weight)} of the time goes to copying batches to the device", weight, tuple(evidence),
-        tuple(against), next_check="a profile window (profile_steps=20): look at Memcpy HtoD, its bytes and its gaps",
+        "transfer", f"{share(weight)} of the time goes to moving batches to the device", weight, tuple(evidence),
+        tuple(against), next_check="a profile window (profile_steps=20): look at the copies and their bytes",
         refuted_by="copies that overlap with kernels in the trace", missing=missing,
-        detail={"advice": "Pin the batches' memory and copy without blocking" if pinned is False
-                else "Copy 8-bit images and convert on the device, or take smaller batches of bytes",
+        detail={"advice": "Pin the batches' memory and copy without blocking" if pinned is False and rank.cuda
+                else "Move 8-bit images and convert them on the device",
                 "seconds": seconds, "bytes": moved, "pin_memory": pinned},
     )  # fmt: skip
 

@@ -142,6 +142,7 @@ def outlier(fed: Feeding) -> tuple[str, float]:
 def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
     work = {n: fed.work(n) for n in loading.parts if n not in READING}
     whole = sum(work.values())
+    everything = whole + sum(p.wall for n, p in loading.parts.items() if n in READING)
     name, stands_out = outlier(fed)
     idle = idle_cores(seen)
     spare = idle is not None and idle >= 0.5
@@ -150,15 +151,16 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
     evidence, against = [], []
     if work:
         evidence.append(f"preparing a batch takes {duration(whole)} on a core besides reading; the largest part is "
-                        f"{shown(name)} with {duration(work[name])} ({share(work[name] / loading.wall)})")  # fmt: skip
+                        f"{shown(name)} with {duration(work[name])} ({share(work[name] / everything)})")  # fmt: skip
         part = loading.parts[name]
         if part.cpu is not None and part.wall > 0:
-            on_core = part.cpu / part.wall
+            on_core = min(1.0, part.cpu * loading.stretch / part.wall)
             if on_core >= 0.7:
-                evidence.append(f"it computes: {share(on_core)} of its time is on a core")
+                evidence.append(f"it computes: {share(part.cpu / part.wall)} of its time is on a core"
+                                + (", the rest is waiting for one" if loading.stretch > 1.2 else ""))  # fmt: skip
             else:
-                against.append(f"{shown(name)} is on a core only {share(on_core)} of its time: it waits for a core, a "
-                               "lock or something outside")  # fmt: skip
+                against.append(f"{shown(name)} is on a core only {share(part.cpu / part.wall)} of its time: it waits "
+                               "for something outside, or for a lock")  # fmt: skip
     busy = fed.busy
     if busy is not None:
         (evidence if busy >= 0.85 else against).append(
@@ -177,7 +179,7 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
     title = f"{share(weight)} of the time waits for images to be prepared"
     if work:
         where = "on one core" if fed.hands == 1 else f"on {fed.hands} processes"
-        title += f": {shown(name)} takes {share(work[name] / loading.wall)} of the preparation, {where}"
+        title += f": {shown(name)} takes {share(work[name] / everything)} of the preparation, {where}"
     return Finding(
         "preparation_cpu", title, weight, tuple(evidence), tuple(against),
         next_check=("a short run with profile_steps=20, which names the functions inside " + shown(name or "it")

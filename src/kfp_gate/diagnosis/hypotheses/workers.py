@@ -4,13 +4,20 @@ import math
 
 from kfp_gate.diagnosis.amounts import cores, duration, share
 from kfp_gate.diagnosis.findings import Finding, Unjudged
-from kfp_gate.diagnosis.hypotheses.feeding import READING, SATURATED, Feeding, feeding, idle_cores
+from kfp_gate.diagnosis.hypotheses.feeding import (
+    CROWDED,
+    READING,
+    SATURATED,
+    Feeding,
+    active,
+    crowd,
+    feeding,
+    idle_cores,
+    own_share,
+)
 from kfp_gate.diagnosis.hypotheses.loading import NEARLY, blocked_seconds, outlier
 from kfp_gate.diagnosis.observations import Loading, Observations
 from kfp_gate.diagnosis.quantities import Unknown, known, reason
-
-CROWDED = 1.2
-"""Runnable processes of this run for each core, from which they get into each other's way."""
 
 
 def judge(seen: Observations) -> list[Finding | Unjudged]:
@@ -116,20 +123,14 @@ def _too_many(seen: Observations, fed: Feeding) -> Finding | Unjudged:
         )  # fmt: skip
     if isinstance(fed.loading, Unknown):
         return Unjudged(cause, (f"parts of loading: {fed.loading.reason}",))
-    computing = {n: p for n, p in fed.loading.parts.items() if n not in READING}
-    active = sum(p.wall for p in computing.values()) / fed.rank.step_s if fed.rank.step_s else 0.0
-    active = min(active, float(fed.workers))
-    main = 1.0 if seen.cuda else min(1.0, fed.rest / fed.rank.step_s) if fed.rank.step_s else 0.0
-    crowd = (active + main) * seen.ranks_on_node / seen.cores
-    stretch = fed.loading.stretch
-    lost = _lost(seen, fed)
-    own = _own_share(seen, fed)
+    crowded, stretch, lost = crowd(seen, fed.rank), fed.loading.stretch, _lost(seen, fed)
+    own = own_share(seen, fed.rank)
     waited = fed.saved(fed.loading.wall * (1 - 1 / stretch)) if stretch > 1 else 0.0
     held = max(waited, (lost or 0.0) * fed.rank.step_s)
-    weight = seen.share(held * own) if crowd >= CROWDED else 0.0
+    weight = seen.share(held * own) if crowded >= CROWDED else 0.0
     evidence, against = [plain], list[str]()
-    (evidence if crowd >= CROWDED else against).append(
-        f"on average {active:.1f} loader processes and the step itself want a core at the same time"
+    (evidence if crowded >= CROWDED else against).append(
+        f"on average {active(fed.rank):.1f} loader processes and the step itself want a core at the same time"
     )
     (evidence if stretch >= 1.3 else against).append(f"preparation takes {stretch:.1f} times the CPU seconds it uses")
     if lost is not None:
@@ -144,32 +145,19 @@ def _too_many(seen: Observations, fed: Feeding) -> Finding | Unjudged:
         cause, f"{share(weight)} of the time is lost to {plain}", weight, tuple(evidence), tuple(against),
         next_check=f"a short run with workers={fewer}: steps must get faster, though fewer processes prepare",
         refuted_by=f"steps as slow, or slower, with workers={fewer}",
-        missing=() if lost is not None else ("how long the step waited for a core: not told apart on a GPU",),
+        missing=() if lost is not None else (f"how long the step waits for a core: {reason(fed.rank.queued)}",),
         detail={"advice": f"Try workers={fewer}", "workers": fed.workers, "wanted": fewer, "cores": seen.cores,
-                "active": active, "stretch": stretch, "lost": lost, "wait_s": fed.wait},
+                "active": active(fed.rank), "stretch": stretch, "lost": lost, "wait_s": fed.wait},
     )  # fmt: skip
 
 
 def _lost(seen: Observations, fed: Feeding) -> float | None:
-    """Share of the step in which its computing was off the core; None where a device computes, or it is unknown."""
+    """Share of the time in which the main thread could run and got no core, apart from the quota; None: unknown."""
+    queued = known(fed.rank.queued)
+    if queued is not None:
+        return max(0.0, queued - min(known(fed.rank.throttled) or 0.0, queued))
     thread = known(fed.rank.thread)
-    if seen.cuda is not False or thread is None or not fed.rank.step_s:
+    if seen.cuda is not False or thread is None or not fed.rank.step_s or len(seen.ranks) > 1:
+        # Ranks wait for each other inside backward, off the core; a GPU is waited for as well.
         return None
-    active = fed.rest / fed.rank.step_s
-    if len(seen.ranks) > 1 or active <= 0:
-        # Ranks wait for each other inside backward, off the core.
-        return None
-    return max(0.0, active - thread) if thread < active else 0.0
-
-
-def _own_share(seen: Observations, fed: Feeding) -> float:
-    """Of the cores that the step itself does not use, the share that this run's loader processes use.
-
-    The rest is idle or used by others on the machine, whom fewer loader processes would not drive away.
-    """
-    loaders, main = known(fed.rank.loaders), known(fed.rank.cpu)
-    if loaders is None or main is None or seen.cores is None:
-        return 1.0
-    others = max(0.0, seen.cores - (main + loaders) * seen.ranks_on_node)
-    used = loaders * seen.ranks_on_node
-    return used / (used + others) if used + others > 0 else 1.0
+    return max(0.0, fed.rest / fed.rank.step_s - thread)
