@@ -1,16 +1,22 @@
 """The public API for other people's training code: on a laptop without anything, and with storage."""
 
+import gzip
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kfp_gate.errors import Broken
 from kfp_gate.evaluation.records import match
+from kfp_gate.observing import loading
+from kfp_gate.observing.timeline import read_timeline
 from kfp_gate.training import api
 
 
@@ -46,6 +52,71 @@ def test_a_loop_of_ones_own_runs_without_a_launcher(tmp_path: Path, capsys: pyte
     assert found is not None and found[0] == 3 and found[1]["w.bin"].read_bytes() == b"\x03"
 
 
+class Items:
+    """A data set of one's own, with parts of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = sorted(folder.iterdir())
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        raw = loading.read_file(self.paths[index])
+        with loading.PARTS.during("decode"):
+            return np.frombuffer(raw, np.uint8)
+
+
+class Loader:
+    """What any framework's loader does with a data set and a collate function."""
+
+    batch_size, num_workers = 2, 0
+
+    def __init__(self, items: loading.TimedItems, collate: loading.TimedCollate) -> None:
+        self.items, self.collate = items, collate
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self.items), 2):
+            yield self.collate(self.items.__getitems__(range(start, min(start + 2, len(self.items)))))
+
+
+def test_the_timeline_of_ones_own_loop_has_the_workers_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "files").mkdir()
+    for name in "abcde":
+        (tmp_path / "files" / name).write_bytes(bytes(8))
+    loader = Loader(loading.TimedItems(Items(tmp_path / "files")), loading.TimedCollate(np.stack))
+    caplog.set_level("INFO")
+    with api.start(epochs=2, folder=tmp_path / "run", checkpoint_uri=str(tmp_path / "store")) as run:
+        run.conditions(loader, batch=2, precision="fp32")
+        for epoch in (1, 2):
+            with run.epoch(epoch):
+                for images in run.batches(loader):
+                    assert images.shape[1:] == (8,)
+                    run.phases.enter("backward")
+                    time.sleep(0.002)
+                    run.step_done(images=len(images))
+                with run.phases.during("validation"):
+                    time.sleep(0.002)
+    lines = list(read_timeline(tmp_path / "run" / "rank0" / "timeline.jsonl"))
+    assert [lines[0]["kind"], lines[-1]["kind"]] == ["start", "end"] and all("gpu" in x for x in lines)
+    conditions = next(x for x in lines if x["kind"] == "conditions")
+    assert conditions["workers"] == 0 and conditions["rank_batch"] == 2 and conditions["cpus"] >= 1
+    windows = [x for x in lines if x["kind"] == "window"]
+    assert [w["batches"] for w in windows] == [[0, 0], [1, 1], [2, 2], [3, 5]]
+    assert [w["warmup"] for w in windows] == [True, True, True, False]
+    last = windows[-1]
+    assert last["steps"] == 3 and last["images"] == 5 and last["bytes"] == 40 and last["epoch"] == 2
+    assert len(last["each"]) == 3 and all(0 < data < total for data, total in last["each"])
+    assert set(last["loader"]["parts"]) == {"open", "read", "decode", "collate", "other"}
+    assert last["loader"]["bytes"] == 40 and last["loader"]["ready"] is None
+    assert {"data", "forward", "backward"} <= set(last["seconds"])
+    phases = [x for x in lines if x["kind"] == "phases"]
+    assert [p["epoch"] for p in phases] == [1, 2] and all(p["seconds"]["validation"] >= 0.002 for p in phases)
+    assert "phases epoch 2/2: " in caplog.text
+    stored = list((tmp_path / "store" / "timelines").rglob("rank0.jsonl.gz"))
+    assert len(stored) == 1 and len(gzip.decompress(stored[0].read_bytes()).splitlines()) == len(lines)
+
+
 def test_a_sanity_check_that_fails_says_that_nothing_was_trained(tmp_path: Path) -> None:
     def check() -> None:
         raise KeyError("mAP_0.5")
@@ -64,7 +135,8 @@ def test_several_ranks_without_a_process_group_are_told_what_to_do(
         assert run.checkpoint(1, {"x": tmp_path / "does not matter"}) is True
         with pytest.raises(Broken, match="no process group on rank 1 of 2"):
             run.gather(match([], 1))
-    assert not (tmp_path / "s").exists()
+    # A rank other than 0 stores its timeline alone.
+    assert [p.name for p in (tmp_path / "s").rglob("*") if p.is_file()] == ["rank1.jsonl.gz"]
 
 
 def test_it_imports_neither_torch_nor_the_upstream_trainer() -> None:

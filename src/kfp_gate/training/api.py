@@ -4,33 +4,50 @@
 
     with api.start(epochs=10) as run:                      # ranks from the environment, or a single process
         run.sanity(lambda: evaluate_two_batches())         # on all ranks; what fails there fails now
+        run.conditions(loader, batch=64)                   # what a later comparison must know
         for epoch in range(1, 11):
-            train()
+            with run.epoch(epoch):
+                for images, labels in run.batches(loader): # waiting for a batch is the phase "data"
+                    loss = criterion(model(images), labels)
+                    run.phases.enter("backward")
+                    loss.backward()
+                    run.phases.enter("optimizer")
+                    optimizer.step()
+                    run.step_done(images=len(images))
+                with run.phases.during("validation"):
+                    own_records = evaluate()
             records = run.gather(own_records)              # rank 0 gets all, the others None
             run.log({"map50": 0.4, "class/cone/map50": 0.3}, step=epoch)
             run.memory_line(epoch)
             run.checkpoint(epoch, {"weights.pt": path})
             run.progress(epoch, monitors={"map50": 0.4})
 
-It works the same on a laptop without a launcher: one rank, no tracking and no storage unless they are named, a local
-folder for what is written. Only `gather` imports torch, and only when there are several ranks.
+The timeline has the same lines as the worker's, so `kfp-gate diagnose` reads it, and `kfp_gate.observing.loading` tells
+the parts of a data set of one's own. It works the same on a laptop without a launcher: one rank, no tracking and no
+storage unless they are named, a local folder for what is written. torch is imported only by `gather` on several ranks
+and by `start(cuda=True)`.
 """
 
 import logging
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kfp_gate.errors import Broken, KfpGateError
 from kfp_gate.observing.memory import find_control_group, memory_line, read_memory
+from kfp_gate.observing.phases import Phases
 from kfp_gate.observing.timeline import Timeline
 from kfp_gate.training.checkpoints import Checkpoints, fetch, find_latest
+from kfp_gate.training.own_steps import OwnSteps, allocator
 from kfp_gate.training.progress import PROGRESS, Eta, say
 from kfp_gate.training.ranks import Ranks, read_ranks
+from kfp_gate.training.timelines import Timelines
 from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Delivery, Tracker
 
 if TYPE_CHECKING:
@@ -43,14 +60,11 @@ class Run:
     """One rank of a training that is not ours. Make it with `start`."""
 
     def __init__(
-        self, ranks: Ranks, folder: Path, *, epochs: int, tracker: Tracker | None, checkpoints: Checkpoints | None
-    ) -> None:
-        self.ranks, self.folder, self.epochs = ranks, folder, epochs
-        self.timeline = Timeline(
-            folder / f"rank{ranks.rank}" / "timeline.jsonl", run=os.environ.get("KFP_GATE_RUN_ID", ""), rank=ranks.rank,
-            node=socket.gethostname(),
-        )  # fmt: skip
-        self._tracker, self._checkpoints = tracker, checkpoints
+        self, ranks: Ranks, folder: Path, *, epochs: int, tracker: Tracker | None, checkpoints: Checkpoints | None,
+        timeline: Timeline, steps: OwnSteps,
+    ) -> None:  # fmt: skip
+        self.ranks, self.folder, self.epochs, self.timeline = ranks, folder, epochs, timeline
+        self._tracker, self._checkpoints, self._steps = tracker, checkpoints, steps
         self._control_group = find_control_group()
         self._eta: Eta | None = None
 
@@ -58,6 +72,28 @@ class Run:
     def is_first(self) -> bool:
         """Whether this is rank 0, which alone logs and stores."""
         return self.ranks.is_first
+
+    @property
+    def phases(self) -> Phases:
+        """The clock of a step's phases: `enter` one, or be in one `during` a block. See `kfp_gate.observing.phases`."""
+        return self._steps.phases
+
+    def conditions(self, loader: Any = None, **values: Any) -> None:
+        """Write once, before the first step, what the training runs under: batch, precision, seed, ... as in
+        `kfp_gate.observing.timeline`. torch's loader tells its processes and batch size itself."""
+        self._steps.conditions(loader, **values)
+
+    def epoch(self, epoch: int) -> AbstractContextManager[None]:
+        """Around an epoch, from 1, and its validation; logs and keeps one phase line at the end."""
+        return self._steps.epoch(epoch)
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The batches of a loader, once through, as its collate function made them; waiting is the phase `data`."""
+        return self._steps.batches(loader)
+
+    def step_done(self, *, images: int | None = None) -> None:
+        """At the end of a training step: every few seconds a `window` line says where their time went."""
+        self._steps.step_done(images=images)
 
     def log(self, values: Mapping[str, float | None], *, step: int) -> None:
         """Log metrics under any names, from rank 0; None, NaN and infinity are left out and counted. Never raises."""
@@ -86,7 +122,7 @@ class Run:
 
     def memory_line(self, epoch: int) -> str:
         """Log and keep one memory line; returns it."""
-        memory = read_memory(group=self._control_group, cuda=_cuda(), children=True)
+        memory = read_memory(group=self._control_group, cuda=allocator(), children=True)
         line = memory_line(epoch, self.epochs, memory)
         self.timeline.write("memory", epoch=epoch, **memory.values())
         log.info("%s", line)
@@ -160,6 +196,7 @@ class Run:
 
     def close(self, *, ok: bool) -> Delivery:
         """Wait for uploads and tracking; says what was not delivered."""
+        self._steps.stop(ok=ok)
         if self._checkpoints is not None:
             self._checkpoints.finish()
         if self._tracker is None:
@@ -170,7 +207,7 @@ class Run:
 @contextmanager
 def start(
     *, epochs: int, folder: Path | str = "kfp-gate-run", tracking_uri: str = "", experiment: str = "kfp-gate",
-    checkpoint_uri: str = "", upload_bound_s: float = 120.0,
+    checkpoint_uri: str = "", upload_bound_s: float = 120.0, cuda: bool = False,
 ) -> Iterator[Run]:  # fmt: skip
     """A run for this process.
 
@@ -181,6 +218,7 @@ def start(
         experiment: MLflow experiment.
         checkpoint_uri: path or s3://; empty: KFP_GATE_CHECKPOINT_URI, else no storage.
         upload_bound_s: the longest wait for an upload that still runs.
+        cuda: this process computes on torch's current CUDA device: phases are measured there too.
 
     Raises:
         InvalidInput: an environment that contradicts itself.
@@ -188,17 +226,27 @@ def start(
     ranks, place = read_ranks(), Path(folder)
     own = place / f"rank{ranks.rank}"
     own.mkdir(parents=True, exist_ok=True)
+    run_id = os.environ.get("KFP_GATE_RUN_ID", "")
+    timeline = Timeline(own / "timeline.jsonl", run=run_id, rank=ranks.rank, node=socket.gethostname())
     uri = checkpoint_uri or os.environ.get("KFP_GATE_CHECKPOINT_URI", "")
     tracker = checkpoints = None
     if ranks.is_first:
-        tags = {PIPELINE_RUN_TAG: os.environ.get("KFP_GATE_RUN_ID", ""), ROLE_TAG: "training"}
+        tags = {PIPELINE_RUN_TAG: run_id, ROLE_TAG: "training"}
         tracker = Tracker(
             uri=tracking_uri, experiment=experiment, spool=own / "tracking-spool.jsonl",
             tags={k: v for k, v in tags.items() if v},
         )  # fmt: skip
-        run_id = os.environ.get("KFP_GATE_RUN_ID", "")
-        checkpoints = Checkpoints(uri, own / "uploads", bound_s=upload_bound_s, run=run_id) if uri else None
-    run = Run(ranks, place, epochs=epochs, tracker=tracker, checkpoints=checkpoints)
+        if uri:
+            checkpoints = Checkpoints(
+                uri, own / "uploads", bound_s=upload_bound_s, run=run_id, timeline=timeline
+            )  # fmt: skip
+    timelines = None
+    if uri:
+        timelines = Timelines(
+            timeline, uri, _token(run_id), rank=ranks.rank, folder=own / "tracked", tracker=tracker
+        )  # fmt: skip
+    steps = OwnSteps(timeline, ranks, epochs=epochs, cuda=cuda, timelines=timelines)
+    run = Run(ranks, place, epochs=epochs, tracker=tracker, checkpoints=checkpoints, timeline=timeline, steps=steps)
     try:
         yield run
     except BaseException:
@@ -207,12 +255,8 @@ def start(
     run.close(ok=True)
 
 
-def _cuda() -> dict[str, int] | None:
-    # A framework other than torch has no allocator to ask, and importing torch for it would cost seconds.
-    import sys
-
-    if "torch" not in sys.modules:
-        return None
-    from kfp_gate.training.device_clock import cuda_memory
-
-    return cuda_memory()
+def _token(run_id: str) -> str:
+    """The same on all ranks of one start, without a word between them."""
+    started = (run_id, os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
+    alone = "" if any(started) else f"{os.getpid()} {time.time_ns()}"
+    return sha256(" ".join((*started, alone)).encode()).hexdigest()[:6]
