@@ -205,9 +205,10 @@ class _Rank:
                     "optimizer": 0.03 * seconds,
                 },
                 device={
+                    "data": seconds * wait,
                     "transfer": 0.02 * seconds,
-                    "forward": 0.13 * seconds,
-                    "backward": 0.2 * seconds,
+                    "forward": seconds * (1 - wait) * 0.3,
+                    "backward": seconds * (1 - wait) * 0.55,
                     "optimizer": 0.02 * seconds,
                 }
                 if self.gpu

@@ -70,4 +70,4 @@ def cores(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     amount = f"{value:.2g}" if value < 9.95 else f"{value:.0f}"
-    return f"{amount} core{'' if value == 1 else 's'}"
+    return f"{amount} core{'' if amount == '1' else 's'}"

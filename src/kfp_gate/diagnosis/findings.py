@@ -32,6 +32,9 @@ CAUSES = {
 MEMORY_CAUSES = ("memory_pressure", "memory_growth", "forked_copies")
 """Causes whose weight is an urgency and not a share of the time."""
 
+HEALTH = "device_busy"
+"""The cause that is none: judged in every run, never named as a fault."""
+
 BAR = 0.10
 """Share of the time that a cause must explain before it is named."""
 

@@ -9,6 +9,7 @@ from kfp_gate.diagnosis.findings import CAUSES, MEMORY_CAUSES, Diagnosis, Findin
 from kfp_gate.diagnosis.lanes import why_no_gpu_use
 from kfp_gate.diagnosis.lines import number
 from kfp_gate.diagnosis.runs import Run
+from kfp_gate.diagnosis.scenario_rows import scenario_table
 from kfp_gate.diagnosis.step_bars import StepFacts
 
 MEMORY_LINES = (
@@ -84,7 +85,7 @@ def finding(finding: Finding) -> dict[str, Any]:
     """One hypothesis."""
     memory = finding.cause in MEMORY_CAUSES
     return {
-        "title": finding.title,
+        "title": finding.title[:1].upper() + finding.title[1:],
         "evidence": finding.evidence,
         "against": finding.against,
         "next_check": finding.next_check,
@@ -93,45 +94,34 @@ def finding(finding: Finding) -> dict[str, Any]:
         "weight": min(max(finding.weight, 0.0), 1.0),
         "weight_text": f"urgency {amounts.share(finding.weight)}"
         if memory
-        else f"{amounts.share(finding.weight)} of the time",
+        else f"explains {amounts.share(finding.weight)} of the time",
         "name": CAUSES.get(finding.cause, finding.cause),
     }
 
 
 def scenarios(diagnosis: Diagnosis) -> dict[str, Any] | None:
     """The counterfactual table; None if it is not known how long an epoch takes."""
-    now = diagnosis.epoch_s
-    if now is None or not diagnosis.scenarios:
+    table = scenario_table(diagnosis)
+    if table is None:
         return None
-    top = max([now, *(s.high for s in diagnosis.scenarios)]) * 1.04
+    now = table.now
+    # An interval of a run of few steps may be as wide as one likes: the bars stay readable.
+    top = 1.04 * max([now, *(min(r.scenario.high, 1.5 * now) for r in table.rows)])
     rows = [
         {
-            "change": s.change,
-            "note": s.note,
-            "seconds": amounts.duration(s.seconds),
-            "interval": f"{amounts.duration(s.low)} to {amounts.duration(s.high)}",
-            "gain": amounts.share(1 - s.seconds / now) if s.seconds < now else "none" if s.seconds == now else "slower",
-            "times": f"{now / s.seconds:.2f}\u00d7" if s.seconds > 0 else "",
-            "bar": {
-                "label": s.change,
-                "text": amounts.duration(s.seconds),
-                "value": s.seconds,
-                "state": "mark",
-                "interval": (s.low, s.high),
-                "bound": now,
-            },
+            "change": r.scenario.change, "note": r.note, "seconds": amounts.duration(r.scenario.seconds),
+            "interval": r.interval, "gain": amounts.share(r.saved) if r.saved > 0 else "nothing",
+            "times": f"{now / r.scenario.seconds:.2f}\u00d7" if r.scenario.seconds > 0 else "",
+            "bar": {"label": r.scenario.change, "text": amounts.duration(r.scenario.seconds), "bound": now,
+                    "value": r.scenario.seconds, "state": "mark", "interval": (r.scenario.low, r.scenario.high)},
         }
-        for s in diagnosis.scenarios
-    ]
-    as_is = {
-        "label": "as it is",
-        "text": amounts.duration(now),
-        "value": now,
-        "state": "soft",
-        "interval": None,
-        "bound": None,
-    }
-    return {"now": amounts.duration(now), "bar": as_is, "rows": rows, "top": top}
+        for r in table.rows
+    ]  # fmt: skip
+    bar = {"label": "as it is", "text": amounts.duration(now), "value": now, "state": "soft", "interval": None,
+           "bound": None}  # fmt: skip
+    return {
+        "now": amounts.duration(now), "bar": bar, "rows": rows, "top": top, "notes": table.notes, "idle": table.idle,
+    }  # fmt: skip
 
 
 def memory(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def steps(diagnosis: Diagnosis, bars: Sequence[StepBar]) -> dict[str, Any]:
     return {
         "rows": rows,
         "prepared": "prepared" in inputs,
+        "device": "device" in clocks,
         # The table of phases is the key, if it has them all.
         "key": [(p, _colour(p)) for p in seen] if set(seen) - {p.name for p in diagnosis.phases} else [],
         "counted": " to ".join(f"{n:,}" for n in sorted({min(counts), max(counts)})) if counts else "",

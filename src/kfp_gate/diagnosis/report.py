@@ -7,7 +7,7 @@ from typing import Any
 from kfp_gate import pages
 from kfp_gate.diagnosis import page_comparison, page_facts, page_figures
 from kfp_gate.diagnosis.compare import Comparison
-from kfp_gate.diagnosis.findings import CAUSES, Diagnosis
+from kfp_gate.diagnosis.findings import CAUSES, HEALTH, Diagnosis
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.diagnosis.step_bars import hot_functions, step_facts
 from kfp_gate.diagnosis.time_axis import time_axis
@@ -70,16 +70,21 @@ def values(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
     """What the templates show of a diagnosis."""
     axis = time_axis(run)
     steady = step_facts(run)
+    headline, stop, advice = diagnosis.answer.partition(". ")
+    headline += stop.strip()
     return {
         "where": diagnosis.where,
         "answer": diagnosis.answer,
+        "headline": headline,
+        "advice": advice,
         "state": diagnosis.state,
         "colour": COLOURS.get(diagnosis.state, ""),
         "running": diagnosis.running,
         "notes": diagnosis.notes,
         "tiles": page_facts.tiles(diagnosis, run, steady),
         "findings": [page_facts.finding(f) for f in diagnosis.findings],
-        "minor": [page_facts.finding(f) for f in diagnosis.minor],
+        "health": [page_facts.finding(f) for f in diagnosis.minor if f.cause == HEALTH],
+        "minor": [page_facts.finding(f) for f in diagnosis.minor if f.cause != HEALTH],
         "unjudged": [{"name": CAUSES.get(u.cause, u.cause), "missing": u.missing} for u in diagnosis.unjudged],
         "scenarios": page_facts.scenarios(diagnosis),
         "steps": page_figures.steps(diagnosis, steady.bars),

@@ -66,25 +66,34 @@ def ribbon(run: Run, rank: int, axis: TimeAxis) -> list[Piece]:
 
 
 def _spans(run: Run, rank: int) -> Iterator[tuple[float, float, str]]:
-    windows = False
-    for line in run.ranks.get(rank, ()):
+    """(from, to, doing). Windows tell of steps; where they tell less than half, as in short epochs, epochs' sums do."""
+    lines = run.ranks.get(rank, ())
+    own = {line.get("kind") for line in lines}
+    told = 0.0
+    for line in lines:
         end, kind = moment(line), line.get("kind")
         if end is None:
             continue
         if kind == "window":
-            windows = True
-            yield end - _sum(line.get("seconds")), end, _steps(line)
+            seconds = _sum(line.get("seconds"))
+            told += seconds
+            yield end - seconds, end, _steps(line)
         elif kind in ("validation", "checkpoint", "sanity"):
-            seconds = number(line.get("seconds"))
-            if seconds:
-                yield end - seconds, end, {"validation": "validate"}.get(str(kind), str(kind))
-        elif kind == "phases" and not windows and isinstance(line.get("seconds"), Mapping):
-            # Timelines of earlier versions know an epoch's sums only: steps, then validation, then the checkpoint.
-            seconds_of: Mapping[str, object] = line["seconds"]
-            checkpoint, validation = (number(seconds_of.get(p)) or 0.0 for p in ("checkpoint", "validation"))
-            yield end - checkpoint, end, "checkpoint"
-            yield end - checkpoint - validation, end - checkpoint, "validate"
-            yield end - _sum(seconds_of), end - checkpoint - validation, "train"
+            lasted = number(line.get("seconds"))
+            if lasted:
+                yield end - lasted, end, "validate" if kind == "validation" else str(kind)
+        elif kind == "phases" and isinstance(line.get("seconds"), Mapping):
+            # An epoch: its steps first, then validation, then the checkpoint.
+            whole, parts = _sum(line["seconds"]), line["seconds"]
+            checkpoint, validation = (number(parts.get(p)) or 0.0 for p in ("checkpoint", "validation"))
+            steps = whole - checkpoint - validation - (number(parts.get("other")) or 0.0)
+            if told < 0.5 * steps:
+                yield end - checkpoint - validation - steps, end - checkpoint - validation, "train"
+            if "validation" not in own:
+                yield end - checkpoint - validation, end - checkpoint, "validate"
+            if "checkpoint" not in own:
+                yield end - checkpoint, end, "checkpoint"
+            told = 0.0
 
 
 def _steps(line: Line) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kfp_gate.diagnosis import amounts, compare
 from kfp_gate.diagnosis.compare import Comparison
-from kfp_gate.diagnosis.findings import BAR, CAUSES, MEMORY_CAUSES, Diagnosis, Finding
+from kfp_gate.diagnosis.findings import BAR, CAUSES, HEALTH, MEMORY_CAUSES, Diagnosis, Finding
+from kfp_gate.diagnosis.scenario_rows import scenario_table
 
 WIDTH = 96
 
@@ -17,7 +18,15 @@ def text(diagnosis: Diagnosis) -> str:
     """
     blocks = [[diagnosis.answer], _head(diagnosis)]
     blocks += [list(_finding(f, i)) for i, f in enumerate(diagnosis.findings, 1)]
-    blocks += [_scenarios(diagnosis), _phases(diagnosis), _growth(diagnosis), _minor(diagnosis), _unjudged(diagnosis)]
+    health = [f"{f.title[:1].upper()}{f.title[1:]}." for f in diagnosis.minor if f.cause == HEALTH]
+    blocks += [
+        health,
+        _scenarios(diagnosis),
+        _phases(diagnosis),
+        _growth(diagnosis),
+        _minor(diagnosis),
+        _unjudged(diagnosis),
+    ]
     blocks.append([line for note in diagnosis.notes for line in _item("note: ", note)])
     return join(blocks)
 
@@ -62,7 +71,8 @@ def _head(diagnosis: Diagnosis) -> list[str]:
 def _finding(finding: Finding, place: int) -> Iterator[str]:
     weight = amounts.share(finding.weight)
     measure = f"urgency {weight}" if finding.cause in MEMORY_CAUSES else f"{weight} of the time"
-    yield from _item(f"{place}. ", f"{finding.title} [{measure}]", "")
+    title = finding.title[:1].upper() + finding.title[1:]
+    yield from _item(f"{place}. ", title if measure in title else f"{title} [{measure}]", "")
     for sign, points in (("+ ", finding.evidence), ("- ", finding.against), ("? ", finding.missing)):
         for point in points:
             yield from _item(sign, point, "   ")
@@ -73,28 +83,21 @@ def _finding(finding: Finding, place: int) -> Iterator[str]:
 
 
 def _scenarios(diagnosis: Diagnosis) -> list[str]:
-    now = diagnosis.epoch_s
-    if now is None or not diagnosis.scenarios:
+    found = scenario_table(diagnosis)
+    if found is None:
         return []
-    rows = [["as it is", amounts.duration(now), "", "", ""]]
-    for s in diagnosis.scenarios:
-        saved = f"saves {amounts.share(1 - s.seconds / now)}" if s.seconds < now else "saves nothing"
-        rows.append(
-            [
-                s.change,
-                amounts.duration(s.seconds),
-                f"{amounts.duration(s.low)} to {amounts.duration(s.high)}",
-                saved,
-                "",
-            ]
-        )
+    rows = [["as it is", amounts.duration(found.now), "", "", ""]]
+    for r in found.rows:
+        saved = f"saves {amounts.share(r.saved)}" if r.saved > 0 else "saves nothing"
+        rows.append([r.scenario.change, amounts.duration(r.scenario.seconds), r.interval, saved, ""])
     lines = ["What an epoch would take (with a 90% interval)"]
     first, *others = table(rows)
     lines.append(first)
-    for row, s in zip(others, diagnosis.scenarios, strict=True):
+    for row, r in zip(others, found.rows, strict=True):
         lines.append(row)
-        lines += _item("", s.note, "      ") if s.note else []
-    return lines
+        lines += _item("", r.note, "      ") if r.note else []
+    lines += [line for note in found.notes for line in _item("", note, "  ")]
+    return lines + (list(_item("Less than 1%: ", ", ".join(found.idle), "  ", "  ")) if found.idle else [])
 
 
 def _phases(diagnosis: Diagnosis) -> list[str]:
@@ -120,9 +123,10 @@ def _growth(diagnosis: Diagnosis) -> list[str]:
 
 
 def _minor(diagnosis: Diagnosis) -> list[str]:
-    if not diagnosis.minor:
+    minor = [f for f in diagnosis.minor if f.cause != HEALTH]
+    if not minor:
         return []
-    named = ", ".join(f"{CAUSES.get(f.cause, f.cause)} ({amounts.share(f.weight)})" for f in diagnosis.minor)
+    named = ", ".join(f"{CAUSES.get(f.cause, f.cause)} ({amounts.share(f.weight)})" for f in minor)
     return list(_item(f"Looked at, and below {BAR:.0%}: ", named, "", "  "))
 
 
