@@ -12,22 +12,21 @@ import numpy as np
 
 Fault = Callable[[int], None]
 
-GRID = 48
-POINTS = 3
+BUMPS = 3
 
 
 class TargetMaps:
-    """A transform of one's own: a heat map with a bump at every box, as a loop over points, or all at once."""
+    """A transform of one's own: a map with a bump at every box, made by a loop over its points, or by rows."""
 
-    def __init__(self, *, loop: bool, grid: int = GRID) -> None:
+    def __init__(self, *, loop: bool, grid: int) -> None:
         self.loop, self.grid = loop, grid
 
     def __call__(self, labels: dict[str, Any]) -> dict[str, Any]:
         centres = np.asarray(labels["instances"].bboxes, np.float64).reshape(-1, 4)[:, :2]
-        labels["target_map"] = (self.by_loop if self.loop else self.at_once)(centres[:POINTS] % 1.0)
+        labels["target_map"] = (self.by_points if self.loop else self.by_rows)(centres[:BUMPS] % 1.0)
         return labels
 
-    def by_loop(self, centres: np.ndarray) -> np.ndarray:
+    def by_points(self, centres: np.ndarray) -> np.ndarray:
         found = np.zeros((self.grid, self.grid))
         for x, y in centres:
             for row in range(self.grid):
@@ -36,12 +35,13 @@ class TargetMaps:
                     found[row, column] = max(found[row, column], 2.718281828 ** (-far / 0.005))
         return found
 
-    def at_once(self, centres: np.ndarray) -> np.ndarray:
+    def by_rows(self, centres: np.ndarray) -> np.ndarray:
         at = np.arange(self.grid) / self.grid
         found = np.zeros((self.grid, self.grid))
         for x, y in centres:
-            far = (at[None, :] - x) ** 2 + (at[:, None] - y) ** 2
-            np.maximum(found, np.exp(-far / 0.005), out=found)
+            for row in range(self.grid):
+                far = (at - x) ** 2 + (row / self.grid - y) ** 2
+                found[row] = np.maximum(found[row], 2.718281828 ** (-far / 0.005))
         return found
 
 

@@ -59,6 +59,14 @@ FILES = Images(train=60, val=2, width=160, height=120, suffix="png")
 LONG = {"epochs": 60, "batch": 8}
 COMPUTING = {"image_size": 320, "batch": 8, "epochs": 3}
 
+SEED: dict[str, Any] = {
+    "images": Images(train=160, val=4, width=160, height=120, suffix="png"), "mount": Mount(bytes_per_s=1.6e6),
+    "settings": {"image_size": 192, "epochs": 2, "workers": 1}, "elsewhere": faults.slow_reader(0.036),
+}  # fmt: skip
+"""One training in three states: its transform is slow, then its reads, then neither."""
+
+SEED_CASE = ("seed_before", "seed_between", "seed_after")
+
 PLANTINGS: dict[str, Planting] = {
     "slow_reads": Planting(
         "slow_reads", "a file system of 0.8 MB/s, two loader processes", images=FILES,
@@ -102,15 +110,27 @@ PLANTINGS: dict[str, Planting] = {
     "memory_growth": Planting(
         "memory_growth", "48 MiB kept by every validation, limit 2 GiB",
         faults.only_first_epochs(9, faults.evaluator_keeps_its_predictions), ("validat",),
-        images=Images(train=48, val=4), settings={**LONG, "image_size": 224}, memory=2 << 30,
+        images=Images(train=80, val=4), settings={**LONG, "image_size": 224}, memory=2 << 30,
     ),
     "forked_copies": Planting(
         "forked_copies", "two loader processes that read a list of three million tuples, limit 2 GiB",
-        faults.only_first_epochs(9, faults.annotations_in_a_list), images=Images(train=48, val=4),
+        faults.only_first_epochs(9, faults.annotations_in_a_list), images=Images(train=80, val=4),
         settings={**LONG, "image_size": 224, "workers": 2}, memory=2 << 30,
     ),
     "discarded_work": Planting("discarded_work", "epochs 2 to 4 done three times: not finite", faults.not_finite,
         settings={"image_size": 160, "epochs": 4},
+    ),
+    "seed_before": Planting(
+        "preparation_cpu", "target maps by a loop over points, reads of 36 ms an image",
+        faults.with_transform(lambda: faults.TargetMaps(loop=True, grid=128)), ("TargetMaps",), **SEED,
+    ),
+    "seed_between": Planting(
+        "slow_reads", "target maps by rows, the same reads",
+        faults.with_transform(lambda: faults.TargetMaps(loop=False, grid=128)), **SEED,
+    ),
+    "seed_after": Planting(
+        "", "target maps by rows, the images on a disk of this machine",
+        faults.with_transform(lambda: faults.TargetMaps(loop=False, grid=128)), **{**SEED, "mount": None},
     ),
     "healthy": Planting("", "no loader process", images=Images(train=96), settings=COMPUTING),
     "healthy_workers": Planting(

@@ -1,0 +1,67 @@
+"""Which cause is named in trainings with one planted cause each, and in healthy ones: a confusion table.
+
+    python benchmarks/diagnosis.py [--only NAME ...] [--seed-case] [--keep FOLDER]
+
+Real trainings of a small model on this machine: the worker's own code, with one thing slow where it would really sit
+(`tests/diagnosis/planted`). Beside our answer stand the fixed rules of torch_tb_profiler 0.4.3 (a loader above 5% of
+the step: more workers; communication above 10%: compress or accumulate), applied to the same numbers, and what CPU
+utilisation alone would say, as one looks at nvidia-smi. The rules count as right wherever they point at the right area.
+
+`--seed-case`: one training in three states. Its transform builds target maps by a loop over points; then by rows; then
+the images lie on a local disk.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "diagnosis"))
+
+from planted.judging import Judged, confusion, judge, plain, table
+from planted.plantings import PLANTINGS, SEED_CASE
+from planted.running import CannotBePlantedError, run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(PLANTINGS), metavar="NAME", help=", ".join(PLANTINGS))
+    parser.add_argument("--seed-case", action="store_true")
+    parser.add_argument("--keep", type=Path, help="a folder that keeps the timelines")
+    options = parser.parse_args()
+    names = options.only or (SEED_CASE if options.seed_case else [n for n in PLANTINGS if n not in SEED_CASE])
+    judged: list[tuple[str, Judged]] = []
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names:
+            home = (options.keep or Path(scratch)) / name
+            shutil.rmtree(home, ignore_errors=True)
+            home.mkdir(parents=True)
+            try:
+                ran = run(name, home)
+            except CannotBePlantedError as reason:
+                print(f"{name}: not planted: {reason}\n")
+                continue
+            one = judge(PLANTINGS[name], ran.out, home / "scratch")
+            judged.append((name, one))
+            print(f"{name}: {PLANTINGS[name].about}{f' ({ran.note})' if ran.note else ''}; {ran.seconds:.0f} s")
+            print(f"    {one.diagnosis.answer}\n", flush=True)
+            if options.keep is None:
+                shutil.rmtree(home)
+    print(table(judged), end="\n\n")
+    print(confusion(judged), end="\n\n")
+    print(f"{len(judged)} trainings in {time.monotonic() - started:.0f} s")
+    right, rules = sum(o.right for _, o in judged), sum(o.rules_right for _, o in judged)
+    print(json.dumps({
+        "name": "diagnosis", "ours": {"right": right, "of": len(judged), "runs": {n: plain(o) for n, o in judged}},
+        "peers": {"torch_tb_profiler rules": {"right": rules, "of": len(judged)}},
+        "ratios": {"right_over_rules": round(right / max(rules, 1), 2)}, "bars": {"right": len(judged)},
+        "met": bool(judged) and right == len(judged),
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
