@@ -1,5 +1,7 @@
 """Numbers as people read them. None is "unknown", never a zero."""
 
+from collections.abc import Callable
+
 UNKNOWN = "unknown"
 
 
@@ -24,6 +26,19 @@ def duration(seconds: float | None) -> str:
             whole, rest = divmod(round(seconds / part) * part, unit)
             return f"{whole} {name}" + (f" {rest // part} {part_name}" if rest >= part else "")
     return f"{seconds:.0f} s"
+
+
+def interval(low: float | None, high: float | None, text: Callable[[float | None], str] = duration) -> str:
+    """An interval for people, with the unit once where it is the same.
+
+    >>> interval(0.139, 0.143), interval(0.9, 1.2), interval(126, 126.2), interval(2 << 20, 5 << 20, size)
+    ('139 to 143 ms', '900 ms to 1.2 s', '2 min 6 s', '2.0 to 5.0 MiB')
+    """
+    first, second = text(low), text(high)
+    if first == second:
+        return first
+    (number, _, unit), (_, _, other) = first.partition(" "), second.partition(" ")
+    return f"{number} to {second}" if unit == other and " " not in unit else f"{first} to {second}"
 
 
 def share(value: float | None) -> str:

@@ -146,7 +146,7 @@ def memory(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
                 "phase": g.phase or "not told",
                 "since": g.since,
                 "slope": amounts.size(g.slope),
-                "interval": f"{amounts.size(g.low)} to {amounts.size(g.high)}",
+                "interval": amounts.interval(g.low, g.high, amounts.size),
                 "limit": amounts.size(g.limit),
                 "limit_epoch": g.limit_epoch,
                 "text": g.text,

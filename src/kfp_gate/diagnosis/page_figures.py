@@ -66,7 +66,7 @@ def steps(diagnosis: Diagnosis, bars: Sequence[StepBar]) -> dict[str, Any]:
                 "name": p.name,
                 "colour": _colour(p.name),
                 "seconds": amounts.duration(p.seconds),
-                "interval": f"{amounts.duration(p.low)} to {amounts.duration(p.high)}",
+                "interval": amounts.interval(p.low, p.high),
                 "share": amounts.share(p.share),
             }
             for p in diagnosis.phases

@@ -20,7 +20,7 @@ class ScenarioRow:
 
     @property
     def interval(self) -> str:
-        return f"{amounts.duration(self.scenario.low)} to {amounts.duration(self.scenario.high)}"
+        return amounts.interval(self.scenario.low, self.scenario.high)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def _phases(diagnosis: Diagnosis) -> list[str]:
         [
             p.name,
             amounts.duration(p.seconds),
-            f"{amounts.duration(p.low)} to {amounts.duration(p.high)}",
+            amounts.interval(p.low, p.high),
             amounts.share(p.share),
             "",
         ]
