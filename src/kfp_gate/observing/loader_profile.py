@@ -12,6 +12,7 @@ File names without folders, line numbers and names are all that is kept: no path
 import cProfile
 import json
 import re
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -59,13 +60,14 @@ def follow(flag: Flag) -> None:
 
 def begin() -> None:
     """A batch begins."""
-    if _state.flag is None or not _state.flag.value:
+    if _state.flag is None or not _state.flag.value or sys.getprofile() is not None:
+        # Another profiler is at work in this thread: its owner's numbers are not worth less than ours.
         return
     profile = cProfile.Profile()
     try:
         profile.enable()
     except ValueError:
-        # Another profiler or tracer is at work in this thread: its owner's numbers are not worth less than ours.
+        # Later versions of Python say so themselves.
         return
     _state.running = profile
 
@@ -157,7 +159,7 @@ def _root(name: str, transforms: Collection[str]) -> str | None:
 
 
 def _packed(profile: cProfile.Profile) -> str:
-    entries = profile.getstats()  # type: ignore[attr-defined]  # of the C class below it
+    entries = profile.getstats()
     places = {id(entry.code) if isinstance(entry.code, CodeType) else entry.code: i for i, entry in enumerate(entries)}
     functions, calls = [], []
     for index, entry in enumerate(entries):

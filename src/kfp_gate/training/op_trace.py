@@ -5,6 +5,7 @@ No stacks and no memory events: they cost more than the steps. Times are taken f
 """
 
 import gzip
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 TOP = 20
+NO_KERNELS = ("Memcpy", "Memset")
+"""How the names of device activities begin that are no kernels."""
+
 _PLACES = re.compile(rb'"(traceName|host_name)": "(?:[^"\\]|\\.)*"')
 
 
@@ -25,12 +29,14 @@ class OpTimes:
     Attributes:
         ops: the operations with the most host time of their own: `name`, `calls`, `cpu_s`, and `device_s` of the
             kernels that they started (None without a GPU).
-        kernels: the kernels and copies with the most device time: `name`, `calls`, `device_s`; None without a GPU.
+        kernels: number of kernels that ran; None without a GPU.
+        top_kernels: the kernels and copies with the most device time: `name`, `calls`, `device_s`; None without a GPU.
         device_busy_s: how long at least one kernel or copy ran; None without a GPU.
     """
 
     ops: list[dict[str, Any]]
-    kernels: list[dict[str, Any]] | None = None
+    kernels: int | None = None
+    top_kernels: list[dict[str, Any]] | None = None
     device_busy_s: float | None = None
 
 
@@ -38,6 +44,8 @@ class OpTrace:
     """Records `steps` steps after one that only warms the profiler up. Call `step` after each of them."""
 
     def __init__(self, steps: int, *, cuda: bool) -> None:
+        # Else the profiler's library tells its stages, and every CPU that has no GPU, on standard error.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         self._cuda = cuda
         self._profile = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
@@ -112,16 +120,17 @@ def op_times(events: Iterable[Any], *, cuda: bool) -> OpTimes:
                 started[link] = started.get(link, 0) + length
     ops = _own_times(host, started)
     top = sorted(ops.items(), key=lambda item: (-item[1][1], item[0]))[:TOP]
+    shown = [
+        {"name": n, "calls": c, "cpu_s": round(s / 1e9, 6), "device_s": round(d / 1e9, 6) if cuda else None}
+        for n, (c, s, d) in top
+    ]
+    if not cuda:
+        return OpTimes(shown)
+    heavy = sorted(kernels.items(), key=lambda item: (-item[1][1], item[0]))[:TOP]
     return OpTimes(
-        [
-            {"name": n, "calls": c, "cpu_s": round(s / 1e9, 6), "device_s": round(d / 1e9, 6) if cuda else None}
-            for n, (c, s, d) in top
-        ],
-        [
-            {"name": n, "calls": c, "device_s": round(s / 1e9, 6)}
-            for n, (c, s) in sorted(kernels.items(), key=lambda item: (-item[1][1], item[0]))[:TOP]
-        ] if cuda else None,
-        round(_covered(busy) / 1e9, 6) if cuda else None,
+        shown, sum(c for n, (c, _) in kernels.items() if not n.startswith(NO_KERNELS)),
+        [{"name": n, "calls": c, "device_s": round(s / 1e9, 6)} for n, (c, s) in heavy],
+        round(_covered(busy) / 1e9, 6),
     )  # fmt: skip
 
 

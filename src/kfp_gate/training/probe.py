@@ -105,7 +105,9 @@ class ProbeLoader:
         size = 0
         for batch in islice(self._without_end(), self.plan.fed):
             needed = _bytes_of(batch)
-            if len(held) < HELD_BATCHES and (not held or size + needed <= HELD_BYTES):
+            # The last batch of a pass over the images may hold fewer; the first never does.
+            whole = not held or len(batch["img"]) == len(held[0]["img"])
+            if whole and len(held) < HELD_BATCHES and (not held or size + needed <= HELD_BYTES):
                 # As it came: tensors in the memory that the loader put them in, pinned if it pins. A copy of the
                 # mapping, since the trainer puts the device's tensors in their place; its making is counted once.
                 held.append({k: v for k, v in batch.items() if k != KEY})

@@ -257,7 +257,8 @@ class ProfileWindow:
         self.timeline.write(
             "profile", steps=len(self._inside), step_s=_rounded(step), around_s=_rounded(other),
             around_steps=len(self._around), cost=_rounded(cost), ops=_short(ops.ops) if ops else None,
-            kernels=_short(ops.kernels) if ops and ops.kernels is not None else None,
+            kernels=ops.kernels if ops else None,
+            top_kernels=_short(ops.top_kernels) if ops and ops.top_kernels is not None else None,
             device_busy_s=ops.device_busy_s if ops else None, transforms=shares, batches=self._functions.batches,
             functions=self._functions.top(TOP, self._parts), trace=self._written or None, nsys=command,
             problems=self._problems,
