@@ -230,6 +230,25 @@ def test_only_rank_0_writes_the_model_and_no_rank_writes_beside_the_data(two: tu
     assert fingerprints is not None and fingerprints.num_rows == 26
 
 
+def test_every_ranks_timeline_is_in_storage_and_beside_rank_0s(two: tuple[Place, list[Rank]]) -> None:
+    place, ranks = two
+    stored = sorted((place_storage(place, "whole") / "timelines").glob("*/rank*.jsonl.gz"))
+    assert [p.name for p in stored] == ["rank0.jsonl.gz", "rank1.jsonl.gz"]
+    assert len({p.parent for p in stored}) == 1
+    training = ranks[0].folder / "6" / "training"
+    for number, name in enumerate(("timeline.jsonl", "timeline-rank1.jsonl")):
+        lines = list(read_timeline(training / name))
+        assert all(x["rank"] == number for x in lines)
+        assert {"start", "conditions", "window", "phases", "validation", "memory", "stop"} <= {x["kind"] for x in lines}
+        conditions = next(x for x in lines if x["kind"] == "conditions")
+        assert (conditions["batch"], conditions["rank_batch"], conditions["ranks"]) == (4, 2, 2)
+        windows = [x for x in lines if x["kind"] == "window"]
+        assert sum(w["steps"] for w in windows) == 4 * conditions["steps_per_epoch"]
+        assert all(w["seconds"]["loss"] > 0 for w in windows)
+        validation = next(x for x in lines if x["kind"] == "validation")
+        assert validation["images"] == 5 and {"wait", "gather", "broadcast"} <= set(validation["parts"])
+
+
 def test_two_ranks_see_disjoint_images_and_end_with_equal_parameters(two: tuple[Place, list[Rank]]) -> None:
     place, ranks = two
     sums = [re.findall(r"PARAMETERS (\w+)", rank.output) for rank in ranks]

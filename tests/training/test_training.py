@@ -1,5 +1,6 @@
 """One short training through the worker's own door, and everything a user finds afterwards."""
 
+import gzip
 import json
 import re
 import socket
@@ -135,9 +136,43 @@ def test_the_timeline_has_what_a_diagnosis_needs(trained: Trained) -> None:
         phases["seconds"]
     )
     windows = [x for x in lines if x["kind"] == "window"]
-    assert windows and windows[0]["warmup"] and windows[0]["batches"] == [0, 0] and "forward" in windows[0]["seconds"]
+    assert [w["batches"] for w in windows] == [[0, 0], [1, 1], [2, 2], [3, 3]], "no step is missing"
+    assert [w["warmup"] for w in windows] == [True, True, True, False] and [w["epoch"] for w in windows] == [1, 1, 2, 2]
+    for window in windows:
+        assert window["images"] == 4 and window["bytes"] == 4 * 3 * 64 * 64 and window["device"] is None
+        assert {"data", "transfer", "forward", "loss", "backward"} <= set(window["seconds"])
+        (data, total), *_ = window["each"]
+        assert 0 < data < total and total == pytest.approx(sum(window["seconds"].values()), rel=0.1, abs=0.002)
+        parts = window["loader"]["parts"]
+        assert {"resize", "labels", "transform:Mosaic", "transform:Format", "collate", "other"} <= set(parts)
+        # Without loader processes the same work is inside of the wait for data.
+        assert sum(wall for wall, _, _ in parts.values()) <= data + 0.001
+        assert window["loader"]["batches"] == 1 and window["loader"]["ready"] is None
+    assert {"open", "read", "decode"} <= set(windows[0]["loader"]["parts"]) and windows[0]["loader"]["bytes"] > 0
+    (conditions,) = [x for x in lines if x["kind"] == "conditions"]
+    assert kinds.index("conditions") < kinds.index("window")
+    assert (conditions["workers"], conditions["prefetch"], conditions["gpu_name"]) == (0, None, None)
+    assert conditions["steps_per_epoch"] == 2 and conditions["train_images"] == 8 and conditions["val_images"] == 6
+    assert conditions["precision"] == "fp32" and conditions["settings"]["workers"] == -1 and conditions["ranks"] == 1
+    validations = [x for x in lines if x["kind"] == "validation"]
+    assert [v["epoch"] for v in validations] == [1, 2] and all(v["images"] == 6 for v in validations)
+    assert {"weights", "load", "forward", "suppress", "match", "gather", "metrics"} <= set(validations[0]["parts"])
+    assert validations[0]["threads"] == 1 and sum(validations[0]["parts"].values()) > 0.5 * validations[0]["seconds"]
+    uploads = {x["epoch"]: x for x in lines if x["kind"] == "upload"}
+    assert uploads[1]["ok"] and uploads[1]["bytes"] > 10_000 and uploads[1]["seconds"] > 0
+    assert all(x["seconds"] >= x["waited_s"] >= 0 for x in lines if x["kind"] == "checkpoint")
+    assert all(x["gpu"] is None for x in lines)
     assert all(x["run"] == "run-1" and x["rank"] == 0 and x["node"] for x in lines)
     assert all(re.search(r"[+-]\d\d:\d\d$", x["time"]) for x in lines)
+
+
+def test_the_timeline_is_in_storage(trained: Trained) -> None:
+    (stored,) = (trained.out / "storage" / "timelines").glob("*/rank0.jsonl.gz")
+    kinds = [json.loads(x)["kind"] for x in gzip.decompress(stored.read_bytes()).splitlines()]
+    assert kinds[0] == "start" and "stop" in kinds
+    step = sorted((trained.out / "storage" / "steps").glob("*/timeline.jsonl.gz"))[-1]
+    assert stored.parent.name in step.parent.name
+    assert [json.loads(x)["kind"] for x in gzip.decompress(step.read_bytes()).splitlines()].count("window") == 4
 
 
 def test_checkpoints_lie_in_storage_and_nothing_of_the_sanity_pass_does(trained: Trained) -> None:

@@ -94,13 +94,13 @@ class Validation:
         return result
 
     def account(self) -> dict[str, Any]:
-        """What the last validation cost on this rank: its images, seconds by part, threads that predicted.
+        """What the last validation cost on this rank: its images, seconds by part, threads that loaded images.
 
         `load`, `forward` and `suppress` are sums over these threads; `wait` is for the slowest rank; the rest is the
         main thread's.
         """
         found = self.parts.take()
-        threads = max((found[p].threads for p in ("load", "forward") if p in found), default=0)
+        threads = found["load"].threads if "load" in found else 0
         parts = {name: round(part.wall_s, 4) for name, part in found.items()}
         return {"images": self._mine, "parts": parts, "threads": threads}
 

@@ -35,7 +35,9 @@ class Windows:
         self.count = 0
         """Windows that were written."""
         self._taken = self._epoch = self._next = 0
-        self._images = self._moved = self._batches = self._bytes = 0
+        self._images: int | None = 0
+        self._moved: int | None = 0
+        self._batches = self._bytes = 0
         self._since = self._waited = 0.0
         self._start()
 
@@ -66,8 +68,8 @@ class Windows:
         seconds = now - self._since
         self._each.append((waited - self._waited, seconds))
         self._since, self._waited = now, waited
-        self._images += images or 0
-        self._moved += moved or 0
+        self._images = None if images is None or self._images is None else self._images + images
+        self._moved = None if moved is None or self._moved is None else self._moved + moved
         if made is not None:
             self._batches += 1
             self._bytes += made.bytes
@@ -103,7 +105,8 @@ class Windows:
         self._host, self._device = self.phases.so_far(), self.phases.device_so_far()
         self._since, self._waited = self._began, self.phases.spent(DATA)
         self._each: list[tuple[float, float]] = []
-        self._images = self._moved = self._batches = self._bytes = 0
+        self._images, self._moved = 0, 0
+        self._batches = self._bytes = 0
         self._parts: dict[str, list[float]] = {}
         self._ready: list[int] = []
 
