@@ -81,6 +81,12 @@ def differences(before: Run, after: Run) -> tuple[Difference, ...]:
     )
 
 
+def shared_conditions(before: Run, after: Run) -> dict[str, Any]:
+    """Name to value of what is known to be the same."""
+    second = conditions_of(after)
+    return {k: v for k, v in conditions_of(before).items() if k in second and second[k] == v}
+
+
 def unknown_of_both(before: Run, after: Run) -> tuple[str, ...]:
     """Conditions that neither run tells, apart from those whose null says "none"."""
     first, second = conditions_of(before), conditions_of(after)

@@ -7,12 +7,13 @@ thing differ by more, and only a repeated run shows by how much.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
 from kfp_gate.diagnosis import amounts
-from kfp_gate.diagnosis.comparable import Difference, check_comparable, show, unknown_of_both
+from kfp_gate.diagnosis.comparable import Difference, check_comparable, shared_conditions, show, unknown_of_both
 from kfp_gate.diagnosis.outputs import DIFFER, EQUAL, UNKNOWN, WITHIN_NOISE, Outputs, compare_outputs
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.diagnosis.spread import Draws, drawn_medians, interval
@@ -74,7 +75,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs, compared. `differences` were all acknowledged."""
+    """Two runs, compared. `differences` were all acknowledged, `conditions` are those of both."""
 
     before: str
     after: str
@@ -83,6 +84,7 @@ class Comparison:
     changes: tuple[Change, ...]
     outputs: Outputs
     notes: tuple[str, ...] = ()
+    conditions: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
@@ -105,7 +107,8 @@ def compare(before: Run, after: Run, acknowledged: Sequence[str] = ()) -> Compar
     outputs = compare_outputs(before, after, [d.name for d in differences])
     answer = _answer(changes, outputs)
     return Comparison(
-        before.where, after.where, answer, differences, changes, outputs, tuple(_notes(before, after, differences))
+        before.where, after.where, answer, differences, changes, outputs, tuple(_notes(before, after, differences)),
+        shared_conditions(before, after),
     )  # fmt: skip
 
 
