@@ -32,8 +32,8 @@ def window(seconds, steps=20, **more):
         more["loader"] = {"batches": steps, "parts": sums, "bytes": 0, "ready": None}
     return {
         "kind": "window", "epoch": 1, "batches": [0, steps - 1], "steps": steps, "images": 4 * steps, "warmup": False,
-        "input": "usual", "profiled": False, "seconds": {k: v and v * steps for k, v in seconds.items()}, "device": None,
-        **more,
+        "input": "usual", "profiled": False, "device": None,
+        "seconds": {k: v and v * steps for k, v in seconds.items()}, **more,
     }  # fmt: skip
 
 
@@ -200,7 +200,9 @@ def test_what_is_unknown_has_no_row():
     assert any("not known whether loader processes ran" in u for u in found.unknown)
     running = made(conditions(), *[window({"data": 0.5, "forward": 0.5})] * 2)
     assert estimate(running).steps_only
-    null = made(conditions(), window({"data": None, "forward": 0.5}), window({"data": 0.5, "forward": 0.5}), epoch())
+    null = made(
+        conditions(), window({"data": None, "forward": 0.5}), *[window({"data": 0.5, "forward": 0.5})] * 4, epoch()
+    )
     assert estimate(null).epoch_s == pytest.approx(100.0)
 
 
