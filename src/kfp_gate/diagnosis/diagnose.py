@@ -4,7 +4,8 @@ from kfp_gate.diagnosis.amounts import cores
 from kfp_gate.diagnosis.answer import sentence
 from kfp_gate.diagnosis.findings import BAR, HEALTH, Diagnosis, Finding, MemoryGrowth, PhaseShare, Scenario, Unjudged
 from kfp_gate.diagnosis.hypotheses import judge
-from kfp_gate.diagnosis.hypotheses.feeding import feeding, idle_cores
+from kfp_gate.diagnosis.hypotheses.crowding import idle_cores
+from kfp_gate.diagnosis.hypotheses.feeding import feeding
 from kfp_gate.diagnosis.measuring import observe
 from kfp_gate.diagnosis.observations import Observations
 from kfp_gate.diagnosis.quantities import known
@@ -98,7 +99,7 @@ def _notes(seen: Observations) -> list[str]:
         if others >= QUEUED and free is not None and free >= 0.25 * seen.cores:
             notes.append(
                 f"the step's own thread waits {queued:.0%} of the time for a core, though {free:.1f} of "
-                f"{cores(seen.cores)} are not this run's: something else on the machine takes them, and all times are longer for it"
+                f"{cores(seen.cores)} are not this run's: others take them, and all times are longer for it"
             )
     if seen.epoch is not None and not seen.epoch.counted:
         notes.append("no epoch has ended: shares are of the steps alone, without validation and checkpoints")

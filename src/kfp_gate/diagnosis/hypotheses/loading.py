@@ -2,15 +2,15 @@
 
 from kfp_gate.diagnosis.amounts import cores, duration, rate, share, size
 from kfp_gate.diagnosis.findings import Finding, Unjudged
+from kfp_gate.diagnosis.hypotheses.crowding import READING, core_lost, idle_cores, robbed, without_crowd
 from kfp_gate.diagnosis.hypotheses.feeding import (
-    READING,
     SMALL_FILE,
-    TRANSFORM,
     Feeding,
     feeding,
     files_of,
-    idle_cores,
+    processes,
     shown,
+    wanted,
 )
 from kfp_gate.diagnosis.observations import Loading, Observations
 from kfp_gate.diagnosis.quantities import Unknown, known, reason
@@ -147,7 +147,10 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
     idle = idle_cores(seen)
     spare = idle is not None and idle >= 0.5
     # Where cores are free, ordinary preparation is no fault of its own: it lacks processes. What stands out is.
-    weight = seen.share(fed.saved(stands_out if spare else whole))
+    seconds = fed.saved(stands_out if spare else whole)
+    # What loader processes keep the step's own thread off its core, too, unless fewer of them would end it.
+    taken = _taken(seen, fed)
+    weight = seen.share(seconds + taken)
     evidence, against = [], []
     if work:
         evidence.append(f"preparing a batch takes {duration(whole)} on a core besides reading; the largest part is "
@@ -161,10 +164,13 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
             else:
                 against.append(f"{shown(name)} is on a core only {share(part.cpu / part.wall)} of its time: it waits "
                                "for something outside, or for a lock")  # fmt: skip
+    lost = core_lost(seen, fed.rank)
+    if taken > 0 and lost is not None:
+        evidence.append(f"the step's own thread waits {share(lost)} of the time for a core that preparation uses")
     busy = fed.busy
     if busy is not None:
         (evidence if busy >= 0.85 else against).append(
-            f"the {fed.workers} loader process{'es are' if fed.workers != 1 else ' is'} busy {share(busy)} of the time"
+            f"{processes(fed.workers or 0)} {'are' if fed.workers != 1 else 'is'} busy {share(busy)} of the time"
         )
     elif fed.workers == 0:
         evidence.append("there are no loader processes: images are prepared between the steps, in one thread")
@@ -176,7 +182,9 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
     if spare and idle is not None and stands_out < whole / 2 and fed.wait > 0:
         against.append(f"no part stands out, and {cores(idle)} are idle: more loader processes come first")
     against += _bound(seen, fed, whole)
-    title = f"{share(weight)} of the time waits for images to be prepared"
+    title = (
+        f"{share(weight)} of the time " + ("waits for" if seconds >= taken else "goes to") + " images to be prepared"
+    )
     if work:
         where = "on one core" if fed.hands == 1 else f"on {fed.hands} processes"
         title += f": {shown(name)} takes {share(work[name] / everything)} of the preparation, {where}"
@@ -187,20 +195,28 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
         refuted_by=f"the same steps with {shown(name)} left out" if name else "the same steps on prepared images "
         "(probe_steps)",
         missing=() if functions else ("functions inside the transforms: no profile window in this run",),
-        detail={"advice": _advice(fed, name, spare, idle), "wait_s": fed.wait, "part": name, "part_s": work.get(name),
+        detail={"advice": _advice(fed, loading, name, idle if spare else None), "wait_s": fed.wait,
+                "part": name, "part_s": work.get(name),
                 "parts": [n for n in sorted(work, key=lambda n: -work[n])], "work_s": whole,
                 "idle_cores": idle, "functions": functions},
     )  # fmt: skip
 
 
-def _advice(fed: Feeding, name: str, spare: bool, idle: float | None) -> str:
-    what = f"Make {shown(name)} cheaper" if name.startswith(TRANSFORM) or name == "other" else {
+def _taken(seen: Observations, fed: Feeding) -> float:
+    """Seconds a step in which preparation keeps the step off its core, and would with fewer processes as well."""
+    held = robbed(seen, fed.rank)
+    better = without_crowd(seen, fed.rank, 1) if held > 0 else None
+    return held if better is None else max(0.0, held - max(0.0, fed.rank.step_s - better))
+
+
+def _advice(fed: Feeding, loading: Loading, name: str, idle: float | None) -> str:
+    what = {
         "decode": "Store the images smaller, near the size that is trained on",
         "resize": "Store the images at the size that is trained on",
-    }.get(name, f"Make {shown(name)} cheaper")  # fmt: skip
-    if spare and idle is not None:
-        return f"{what}, or try workers={(fed.workers or 0) + max(1, int(idle + 0.25))}"
-    return f"{what}; more loader processes would find no free core" if idle is not None else what
+    }.get(name, f"Make {shown(name)} cheaper")
+    if idle is not None:
+        return f"{what}, or try workers={wanted(fed, loading, idle).workers}"
+    return f"{what}; more loader processes would find no free core"
 
 
 def _functions(seen: Observations, name: str) -> list[str]:
