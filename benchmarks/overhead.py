@@ -1,9 +1,12 @@
-"""What the worker's own record keeping costs: phases, memory line, timeline and sampler, against the steps themselves.
+"""What the worker's own record keeping costs, against the training steps themselves.
 
-    python benchmarks/overhead.py [--epochs 2] [--size 160]
+    python benchmarks/overhead.py [--epochs 2] [--size 160] [--workers 0]
 
-One real training in a process of its own. CPU seconds are read around every call of an instrument and around the
-training steps; the sampler counts its own thread. Validation and checkpoints are not steps and count on neither side.
+One real training in a process of its own, with everything on but the profile window. CPU seconds are read around every
+call of an instrument and around the training steps; sampler and timeline sender count their own threads. The parts of
+the loader are too many and too short to read a clock around each: their number is in the timeline, and what one costs
+is measured beside it, in the same process, as the difference to the same call without it. Loader processes count on
+both sides. Validation and checkpoints are not steps and count on neither.
 """
 
 import argparse
@@ -29,6 +32,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--size", type=int, default=160)
     parser.add_argument("--images", type=int, default=48)
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
@@ -36,7 +40,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--inside", folder]
-        command += [x for n in ("epochs", "size", "images") for x in (f"--{n}", str(getattr(options, n)))]
+        command += [x for n in ("epochs", "size", "images", "workers") for x in (f"--{n}", str(getattr(options, n)))]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         if done.returncode:
             raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
@@ -94,6 +98,8 @@ def inside(folder: Path, options: argparse.Namespace) -> None:
         return call
 
     phases.Phases.enter = counted("phases", phases.Phases.enter)  # type: ignore[method-assign]
+    for name in ("step_ends", "steps_end"):
+        setattr(course.TrainingCourse, name, counted("windows", getattr(course.TrainingCourse, name)))
     course.read_memory = counted("memory", course.read_memory)
     write = timeline.Timeline.write
 
@@ -129,7 +135,7 @@ def inside(folder: Path, options: argparse.Namespace) -> None:
     train, val = scene(folder / "data", options.images)
     spec = TrainingSpec(
         train_manifest=str(train), val_manifest=str(val), base_model="yolo11n.yaml", epochs=options.epochs,
-        image_size=options.size, batch=8, sanity_batches=0, overrides={"optimizer": "AdamW"},
+        image_size=options.size, batch=8, sanity_batches=0, overrides={"optimizer": "AdamW"}, workers=options.workers,
     )  # fmt: skip
     run = session.Session(spec, Ranks(), out=folder / "out", private=private, node="here")
     code = run.run()
@@ -139,9 +145,56 @@ def inside(folder: Path, options: argparse.Namespace) -> None:
     # The sampler also runs while there are no steps: its share of the wall time of the steps is what they pay.
     share = run.sampler.cost_s / max(run.sampler.count, 1) * steps["wall"] / run.sampler.every_s
     spent["sampler"] = [round(steps["wall"] / run.sampler.every_s), share]
+    assert run.timelines is not None
+    spent["timeline sender"] = [1, run.timelines.cost_s]
+    loader = [x["loader"] for x in timeline.read_timeline(run.timeline.path) if x["kind"] == "window" and x["loader"]]
+    assert loader, "no window says what the loader did"
+    parts = sum(v[2] for x in loader for v in x["parts"].values())
+    reads = sum(x["parts"]["read"][2] for x in loader if "read" in x["parts"])
+    batches = sum(x["batches"] for x in loader)
+    part_s, read_s, batch_s = cost_of_parts(folder, loader[0]["parts"])
+    spent["loader parts"] = [parts, parts * part_s]
+    spent["loader reads"] = [reads, reads * read_s]
+    spent["sums in batches"] = [batches, batches * batch_s]
+    if options.workers:
+        steps["cpu"] += sum(v[1] for x in loader for v in x["parts"].values())
     print(
         json.dumps({"instruments": spent, "step_cpu_s": steps["cpu"], "wall_s": steps["wall"], "steps": steps["count"]})
     )
+
+
+def cost_of_parts(folder: Path, parts: dict[str, Any]) -> tuple[float, float, float]:
+    """CPU seconds that one timed call, one read in two steps, and the sums of one batch cost more than without."""
+    import pickle
+
+    from ultralytics.utils import patches
+
+    from kfp_gate.observing import loading
+    from kfp_gate.training.loader_parts import TimedTransform
+
+    def each(call: Callable[[], object], count: int) -> float:
+        best = 1e9
+        for _ in range(5):
+            started = time.thread_time()
+            for _ in range(count):
+                call()
+            best = min(best, time.thread_time() - started)
+        return best / count
+
+    plain, file = (lambda: None), str(next((folder / "data" / "images").iterdir()))
+    timed = TimedTransform(plain)
+    # The proxy counts its two parts, which are counted with the others.
+    part = max(0.0, each(timed, 5000) - each(plain, 5000))
+    read = each(lambda: patches.np.fromfile(file, np.uint8), 500) - each(lambda: np.fromfile(file, np.uint8), 500)
+    loading.take()
+
+    def batch() -> None:
+        for name in parts:
+            with loading.PARTS.during(name):
+                pass
+        pickle.loads(pickle.dumps(loading.take()))
+
+    return part, max(0.0, read - 2 * part), max(0.0, each(batch, 500) - len(parts) * part)
 
 
 def scene(folder: Path, count: int) -> tuple[Path, Path]:
