@@ -14,9 +14,9 @@ from typing import Any
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.errors import InvalidInput, Problem
 
-UNKNOWN = "unknown"
+UNKNOWN, NOT_SET = "unknown", "not set"
 
-DEFAULTS: dict[str, Any] = {"cpu_quota": None, "gpu_name": None, "memory_limit": None}
+DEFAULTS: dict[str, Any] = {"cpu_quota": None, "gpu_name": None, "memory_limit": None, "prefetch": None}
 """Conditions whose null says "none" as well as "unknown"."""
 
 REQUIRED = (
@@ -37,7 +37,7 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Difference:
-    """A condition that is not the same in both runs. Values are JSON; `UNKNOWN` where a run does not say."""
+    """A condition that is not the same in both runs. Values are JSON, `UNKNOWN` or `NOT_SET` where a run is silent."""
 
     name: str
     before: Any
@@ -74,11 +74,8 @@ def differences(before: Run, after: Run) -> tuple[Difference, ...]:
     """Every condition that is not the same, in a stable order."""
     first, second = conditions_of(before), conditions_of(after)
     names = [*REQUIRED, *sorted({*first, *second} - set(REQUIRED))]
-    return tuple(
-        Difference(n, first.get(n, DEFAULTS.get(n, UNKNOWN)), second.get(n, DEFAULTS.get(n, UNKNOWN)))
-        for n in names
-        if first.get(n, DEFAULTS.get(n, UNKNOWN)) != second.get(n, DEFAULTS.get(n, UNKNOWN))
-    )
+    pairs = [Difference(n, first.get(n, _absent(n)), second.get(n, _absent(n))) for n in names]
+    return tuple(d for d in pairs if d.before != d.after)
 
 
 def shared_conditions(before: Run, after: Run) -> dict[str, Any]:
@@ -132,9 +129,14 @@ def check_comparable(before: Run, after: Run, acknowledged: Sequence[str] = ()) 
 
 def show(value: Any) -> str:
     """A condition's value in a message; a digest or a long list is cut."""
-    text = value if value == UNKNOWN else json.dumps(value, ensure_ascii=False)
+    text = value if value in (UNKNOWN, NOT_SET) else json.dumps(value, ensure_ascii=False)
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _absent(name: str) -> Any:
+    """What it means that a run does not say."""
+    return NOT_SET if name.startswith("overrides.") else DEFAULTS.get(name, UNKNOWN)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -36,6 +36,7 @@ LONGEST_TEXT = 4000
 _MARKUP = re.compile(r"[\\`*\[\]<&|~$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.")
 """What Markdown would take for more than text; a line never begins with a text, and an address is no link."""
 
+_DIGEST = re.compile(r"[0-9a-f]{40,}")
 _KEPT = ("train_data", "val_data", "batch", "ranks", "workers", "precision", "image_size", "device", "gpu_name", "cpus",
          "cpu_quota", "base_model", "seed", "epochs", "stop_on")  # fmt: skip
 """Conditions that a note holds."""
@@ -140,7 +141,7 @@ def markdown(notes: Sequence[Note]) -> str:
         rows = [
             ("Runs" if len(note.runs) > 1 else "Run", " -> ".join(note.runs)), ("Hypothesis", note.hypothesis),
             ("Change", note.change),
-            ("Conditions", ", ".join(f"{k} {_condition(v)}" for k, v in note.conditions.items())),
+            ("Conditions", ", ".join(f"{k} {_condition(v)}" for k, v in note.conditions.items() if v != "")),
             ("Result", note.result),
         ]  # fmt: skip
         blocks.append(f"## {_inert(note.at[:16].replace('T', ' '))}: {_inert(note.symptom) or 'no symptom'}")
@@ -249,7 +250,9 @@ def _text(text: str) -> str:
 
 
 def _condition(value: Any) -> str:
-    return value if isinstance(value, str) else show(value)
+    if isinstance(value, str):
+        return f"{value[:12]}..." if _DIGEST.fullmatch(value) else value
+    return show(value)
 
 
 def _inert(text: str) -> str:
