@@ -94,9 +94,9 @@ def launch_training(
         from shutil import copytree
         from tempfile import TemporaryDirectory
 
+        from kfp_gate.diagnosis.report import training_page
         from kfp_gate.launching.launch import launch
         from kfp_gate.launching.step import step_options
-        from kfp_gate.training import report
         from kfp_gate.training.spec import TrainingSpec
 
         spec = TrainingSpec(
@@ -142,7 +142,7 @@ def launch_training(
             outcome = launch(spec, options, Path(model.path))
             outcome.raise_if_failed()
             kept = Path(records) / "rank-0" / "training"
-            Path(training.path).write_text(report.page(kept), encoding="utf-8")
+            Path(training.path).write_text(training_page(kept), encoding="utf-8")
             # A command of the user's own need not keep a record; the output exists all the same.
             kept.mkdir(parents=True, exist_ok=True)
             copytree(kept, record.path, dirs_exist_ok=True)

@@ -14,16 +14,17 @@ from typing import Annotated, Any
 import typer
 
 from kfp_gate import __version__
-from kfp_gate.commands import cluster, data, gate, images, registry
+from kfp_gate.commands import cluster, data, diagnosis, gate, images, registry
 from kfp_gate.errors import InvalidInput, KfpGateError
 from kfp_gate.running import local as local_run
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
-for commands in (data, gate, registry, cluster):
+for commands in (data, gate, registry, cluster, diagnosis):
     app.add_typer(commands.app)
 app.add_typer(images.app, name="images")
 
+PIPELINES = "gate, gate_existing_model, rejudge or diagnose"
 DEFAULT_REGISTRY_HELP = "Registry of the component images, for instance registry.example.com/team."
 
 
@@ -65,7 +66,7 @@ def run(
     parameter: Annotated[
         list[str] | None, typer.Option("--parameter", "-p", help="Pipeline parameter as name=value; repeat it.")
     ] = None,
-    pipeline: Annotated[str, typer.Option(help="gate, gate_existing_model, rejudge or diagnose, or a compiled YAML file.")] = "gate",
+    pipeline: Annotated[str, typer.Option(help=f"{PIPELINES}, or a compiled YAML file.")] = "gate",
     out: Annotated[Path, typer.Option(help="Folder for the run and the reports.")] = Path("kfp-gate-runs"),
     cache: Annotated[bool, typer.Option(help="Take split and training from an equal earlier run.")] = True,
 ) -> None:
@@ -99,7 +100,7 @@ def compile_(
 
 @app.command()
 def submit(
-    pipeline: Annotated[str, typer.Argument(help="Compiled YAML file, or gate, gate_existing_model, rejudge or diagnose.")] = "",
+    pipeline: Annotated[str, typer.Argument(help=f"Compiled YAML file, or {PIPELINES}.")] = "",
     parameter: Annotated[
         list[str] | None,
         typer.Option("--parameter", "-p", help="name=value; name=@FILE reads the JSON of a list or dict; repeat it."),
@@ -175,7 +176,7 @@ def submit(
 
 @app.command()
 def parameters(
-    pipeline: Annotated[str, typer.Argument(help="gate, gate_existing_model, rejudge or diagnose, or a compiled YAML file.")] = "gate",
+    pipeline: Annotated[str, typer.Argument(help=f"{PIPELINES}, or a compiled YAML file.")] = "gate",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List the parameters of a pipeline: name, type, default and what it is for."""
