@@ -86,7 +86,9 @@ class Training:
 
     def with_parts(self, **parts: tuple[float, float]) -> "Training":
         """Other costs of some parts; `transform_X` is `transform:X`."""
-        return replace(self, parts={**self.parts, **{k.replace("transform_", "transform:"): v for k, v in parts.items()}})
+        return replace(
+            self, parts={**self.parts, **{k.replace("transform_", "transform:"): v for k, v in parts.items()}}
+        )
 
 
 def write(training: Training, folder: Path) -> Path:

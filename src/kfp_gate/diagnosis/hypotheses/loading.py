@@ -63,7 +63,9 @@ def _slow_reads(seen: Observations, fed: Feeding, loading: Loading) -> Finding |
     weight = seen.share(fed.saved(seconds))
     files = files_of(loading)
     evidence, against, missing = [], [], []
-    if read is not None and seconds > 0:
+    if read is not None and seconds <= NEARLY * loading.wall:
+        against.append(f"reading takes {duration(read.wall)} of the {duration(loading.wall)} of a batch")
+    elif read is not None:
         each = f", {duration(read.wall / files)} a file" if files else ""
         evidence.append(f"reading takes {duration(read.wall)} a batch{each}, of it {duration(read.cpu)} on a core: "
                         "the rest is waiting")  # fmt: skip
@@ -107,7 +109,9 @@ def _small_files(seen: Observations, fed: Feeding, loading: Loading) -> Finding 
     opening, read, files = loading.parts.get("open"), loading.parts.get("read"), files_of(loading)
     evidence: list[str] = []
     against: list[str] = []
-    if opening is not None and files and seconds > 0:
+    if opening is not None and seconds <= NEARLY * loading.wall:
+        against.append(f"opening takes {duration(opening.wall)} of the {duration(loading.wall)} of a batch")
+    if opening is not None and files and seconds > NEARLY * loading.wall:
         evidence.append(f"opening takes {duration(opening.wall / files)} a file, reading "
                         f"{duration(read.wall / files) if read else 'unknown'}")  # fmt: skip
         if loading.bytes is not None:
@@ -145,7 +149,7 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
     everything = whole + sum(p.wall for n, p in loading.parts.items() if n in READING)
     name, stands_out = outlier(fed)
     idle = idle_cores(seen)
-    spare = idle is not None and idle >= 0.5
+    spare = idle is not None and wanted(fed, loading, idle).possible > (fed.workers or 0)
     # Where cores are free, ordinary preparation is no fault of its own: it lacks processes. What stands out is.
     seconds = fed.saved(stands_out if spare else whole)
     # What loader processes keep the step's own thread off its core, too, unless fewer of them would end it.
