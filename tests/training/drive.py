@@ -212,6 +212,36 @@ def disk_full_in_epoch_2(rank: int) -> Any:
     return lambda: setattr(TrainingCourse, "_checkpoint", original)
 
 
+def a_transform_that_waits_and_loops(rank: int) -> Any:
+    """30 ms an image, in the data set's own list of transforms; also says what it sees and ends with."""
+    from ultralytics.data.dataset import YOLODataset
+
+    original, undo = YOLODataset.build_transforms, says_what_it_sees_and_ends_with(rank)
+
+    def build(self: Any, hyp: Any = None) -> Any:
+        transforms = original(self, hyp)
+        transforms.insert(len(transforms.transforms) - 1, WaitsAndLoops())
+        return transforms
+
+    YOLODataset.build_transforms = build
+
+    def undo_both() -> None:
+        undo()
+        YOLODataset.build_transforms = original
+
+    return undo_both
+
+
+class WaitsAndLoops:
+    def __call__(self, labels: Any) -> Any:
+        self.loop()
+        time.sleep(0.03)
+        return labels
+
+    def loop(self) -> int:
+        return sum(i * i for i in range(2_000))
+
+
 FAULTS = {
     f.__name__: f
     for f in (
@@ -219,6 +249,7 @@ FAULTS = {
         nan_on_rank_1_and_storage_down_in_epoch_2, rank_0_fails_in_the_validation_of_epoch_2,
         rank_1_raises_in_epoch_2,
         rank_1_is_killed_in_epoch_2, slow_epochs, disk_full_in_epoch_2,
+        a_transform_that_waits_and_loops,
     )
 }  # fmt: skip
 

@@ -32,6 +32,9 @@ ROOTS = {
 OURS = ("parts.py", "loading.py", "loader_parts.py", "loader_profile.py")
 """Files that only measure: their functions are not shown."""
 
+CLOCKS = tuple(f"<built-in method time.{name}>" for name in ("perf_counter", "thread_time"))
+"""What they call."""
+
 ROUNDS = 40
 """Deep enough for the longest chain of callers; stops earlier once nothing moves."""
 
@@ -114,7 +117,7 @@ class FunctionTimes:
             `function` ("file.py:12:Class.name"), `part`, `calls`, `own_s` and `total_s` (with what it called).
         """
         parts = self._parts({name.removeprefix(TRANSFORM) for name in transforms if name.startswith(TRANSFORM)})
-        shown = [k for k in self._times if k[0] not in OURS and not k[2].startswith("<built-in method time.")]
+        shown = [k for k in self._times if k[0] not in OURS and k[2] not in CLOCKS]
         shown.sort(key=lambda k: (-self._times[k][1], k))
         return [
             {
