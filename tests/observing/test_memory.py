@@ -1,5 +1,7 @@
 """Memory of a process and its container: cgroup v1, v2, v2 beside v1, and nothing at all."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,55 @@ def test_this_very_process() -> None:
 )
 def test_the_line(memory: Memory, line: str) -> None:
     assert memory_line(1, 2, memory) == line
+
+
+SHARED = """
+import os, sys, time
+block = bytearray(os.urandom(1 << 20) * 64)
+pids = []
+for _ in range(3):
+    pid = os.fork()
+    if not pid:
+        time.sleep(60)
+        os._exit(0)
+    pids.append(pid)
+time.sleep(0.2)
+from kfp_gate.observing.memory import read_memory
+found = read_memory(children=True, pss=True)
+print(found.rss, found.pss, found.children, found.children_pss, found.children_count, flush=True)
+for pid in pids:
+    os.kill(pid, 9)
+"""
+
+
+def test_pages_that_processes_share_count_once_in_the_proportional_sets() -> None:
+    done = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, check=True)
+    rss, pss, children, children_pss, count = map(int, done.stdout.split())
+    assert count == 3
+    assert children > 3 * (64 << 20), "the resident sets hold the block three times"
+    assert pss + children_pss < rss + children - 2 * (64 << 20)
+    assert pss + children_pss > 64 << 20
+
+
+def test_proportional_sets_that_may_not_be_read_are_unknown(tmp_path: Path) -> None:
+    files = {f"proc/{p}/status": STATUS for p in (7, 8, 9)}
+    files |= {"proc/7/task/7/children": "8 9", "proc/7/smaps_rollup": "Rss: 9 kB\nPss: 4 kB\n"}
+    files |= {"proc/8/smaps_rollup": "Rss: 9 kB\nPss:                3 kB\nPss_Anon: 1 kB\n"}
+    root = tree(tmp_path, files)
+    found = read_memory(root=root, pid=7, children=True, pss=True)
+    assert (found.pss, found.children_pss, found.children_count) == (4 << 10, None, 2)
+    assert found.children == 2 << 20
+    (root / "proc/9/smaps_rollup").write_text("Pss: 2 kB\n")
+    assert read_memory(root=root, pid=7, children=True, pss=True).children_pss == 5 << 10
+    # One that ended in between holds nothing.
+    (root / "proc/8/smaps_rollup").unlink()
+    (root / "proc/8/status").unlink()
+    assert read_memory(root=root, pid=7, children=True, pss=True).children_pss == 2 << 10
+    quick = read_memory(root=root, pid=7, children=True)
+    assert (quick.pss, quick.children_pss) == (None, None)
+
+
+def test_what_the_kernel_cannot_take_back() -> None:
+    assert Memory(cgroup=10 * GIB, file=4 * GIB, shmem=GIB).held == 7 * GIB
+    assert Memory(cgroup=10 * GIB).held is None and Memory(file=1).held is None
+    assert Memory(cgroup=10, file=0).held == 10

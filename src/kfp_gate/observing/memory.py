@@ -5,10 +5,12 @@ memory (Linux kernel documentation, admin-guide/cgroup-v2 "memory" and cgroup-v1
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from kfp_gate.observing.processes import Children
 
 UNLIMITED = 1 << 60
 """cgroup v1 writes a huge number where there is no limit."""
@@ -21,6 +23,9 @@ class Memory:
     Attributes:
         rss: resident set of this process; peak: the largest it ever was.
         children: resident sets of its child processes (loader workers); shared pages count in each.
+        children_count: how many child processes those are.
+        pss, children_pss: proportional sets, in which a page that n processes share counts 1/n in each: what the
+            process, and its children together, really hold.
         cgroup: use of the container; limit, peak: its limit and largest use; anon, file, shmem: its parts.
         oom_kills: processes that the kernel killed in the container for want of memory.
         cuda_reserved, cuda_peak, cuda_total: of this process's device, in its allocator.
@@ -39,6 +44,19 @@ class Memory:
     cuda_reserved: int | None = None
     cuda_peak: int | None = None
     cuda_total: int | None = None
+    pss: int | None = None
+    children_pss: int | None = None
+    children_count: int | None = None
+
+    @property
+    def held(self) -> int | None:
+        """What of the container's use the kernel cannot take back: all but page cache, with shared memory.
+
+        `file` includes `shmem` in the kernel's own counting (cgroup v1 and v2).
+        """
+        if self.cgroup is None or self.file is None:
+            return None
+        return self.cgroup - max(self.file - (self.shmem or 0), 0)
 
     def values(self) -> dict[str, int | None]:
         return asdict(self)
@@ -92,7 +110,7 @@ def find_control_group(root: Path = Path("/"), pid: int | str = "self") -> Contr
 
 def read_memory(
     *, root: Path = Path("/"), group: ControlGroup | None = None, pid: int | str = "self",
-    cuda: Mapping[str, int] | None = None, children: bool = False,
+    cuda: Mapping[str, int] | None = None, children: bool = False, pss: bool = False,
 ) -> Memory:  # fmt: skip
     """Read once; about 0.1 ms without children.
 
@@ -102,11 +120,17 @@ def read_memory(
         pid: the process.
         cuda: `reserved`, `peak` and `total` bytes of the device, where there is one.
         children: add up the resident sets of the child processes too.
+        pss: read proportional sets too: about 1 ms a process, and it waits for a process that holds its memory map.
     """
     status = _fields(_text(root / f"proc/{pid}/status"), unit=1024)
     values: dict[str, int | None] = {"rss": status.get("VmRSS:"), "peak": status.get("VmHWM:")}
-    if children:
-        values["children"] = _children(root, pid)
+    below = Children(os.getpid() if pid == "self" else int(pid), root=root).look() if children else None
+    if below is not None:
+        sizes = [_fields(_text(root / f"proc/{child}/status"), unit=1024).get("VmRSS:", 0) for child in below]
+        values |= {"children": sum(sizes), "children_count": len(sizes)}
+    if pss:
+        values["pss"] = _pss(root, [pid])
+        values["children_pss"] = _pss(root, below) if below is not None else None
     if group is not None:
         values |= _version_2(group.folder) if group.version == 2 else _version_1(group.folder)
     if cuda:
@@ -193,19 +217,21 @@ def _below(mount: Path, path: str, marker: str) -> Path | None:
     return None
 
 
-def _children(root: Path, pid: int | str) -> int | None:
-    total, found = 0, False
-    waiting = [str(os.getpid() if pid == "self" else pid)]
-    while waiting:
-        parent = waiting.pop()
-        text = _text(root / f"proc/{parent}/task/{parent}/children")
-        if text is None:
+def _pss(root: Path, pids: Sequence[int | str]) -> int | None:
+    """Their sum; None as soon as one may not be read. One that has ended, or is about to, holds nothing."""
+    total = 0
+    for pid in pids:
+        try:
+            text = (root / f"proc/{pid}/smaps_rollup").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            if "VmRSS:" in _fields(_text(root / f"proc/{pid}/status")):
+                return None
             continue
-        found = True
-        for child in text.split():
-            total += _fields(_text(root / f"proc/{child}/status"), unit=1024).get("VmRSS:", 0)
-            waiting.append(child)
-    return total if found else None
+        value = _fields(text, unit=1024).get("Pss:")
+        if value is None:
+            return None
+        total += value
+    return total
 
 
 def _fields(text: str | None, *, unit: int = 1) -> dict[str, int]:
