@@ -1,5 +1,6 @@
 """The page of a diagnosis: complete, small, and never a zero where nothing is known."""
 
+import doctest
 import html
 import json
 import logging
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_gate.diagnosis import report
+from kfp_gate.diagnosis import amounts, report
 from kfp_gate.diagnosis.curves import curve
 from kfp_gate.diagnosis.diagnose import diagnose
 from kfp_gate.diagnosis.lanes import rank_lanes
@@ -78,6 +79,13 @@ def test_unknown_has_its_reason_and_is_no_zero():
     said = words(report.html(diagnosed(run), run))
     assert "GPU use unknown NVML: not supported on a MIG instance" in said
     assert "GPU use 0%" not in said
+
+
+def test_no_amount_makes_a_number_of_what_is_unknown():
+    assert doctest.testmod(amounts).failed == 0
+    for text in (amounts.duration, amounts.share, amounts.size, amounts.rate, amounts.cores):
+        assert text(None) == "unknown"
+        assert text(0.0).startswith("0")
 
 
 def test_readings_that_fail_for_a_while_are_a_hole():

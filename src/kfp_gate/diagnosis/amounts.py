@@ -13,10 +13,10 @@ def duration(seconds: float | None) -> str:
     """
     if seconds is None:
         return UNKNOWN
+    if abs(seconds) < 1e-6:
+        return "0 s"
     if seconds < 0:
         return f"-{duration(-seconds)}"
-    if seconds < 1e-6:
-        return "0 s"
     if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 119.5:

@@ -10,6 +10,7 @@ from kfp_gate.diagnosis.lines import number
 from kfp_gate.diagnosis.ribbon import DOINGS, marks, ribbon
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.diagnosis.step_bars import LoaderPart, StepBar
+from kfp_gate.diagnosis.text import SHOWN_SHARE
 from kfp_gate.diagnosis.time_axis import TimeAxis
 
 PHASE_COLOURS = {
@@ -70,6 +71,7 @@ def steps(diagnosis: Diagnosis, bars: Sequence[StepBar]) -> dict[str, Any]:
                 "share": amounts.share(p.share),
             }
             for p in diagnosis.phases
+            if p.share >= SHOWN_SHARE
         ],
     }
 

@@ -9,6 +9,8 @@ from kfp_gate.diagnosis.findings import BAR, CAUSES, HEALTH, MEMORY_CAUSES, Diag
 from kfp_gate.diagnosis.scenario_rows import scenario_table
 
 WIDTH = 96
+SHOWN_SHARE = 0.0005
+"""Share of a step below which a phase has no row."""
 
 
 def text(diagnosis: Diagnosis) -> str:
@@ -112,6 +114,7 @@ def _phases(diagnosis: Diagnosis) -> list[str]:
             "",
         ]
         for p in diagnosis.phases
+        if p.share >= SHOWN_SHARE
     ]
     return ["Where a step spends its time", *table(rows)]
 
