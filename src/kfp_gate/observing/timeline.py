@@ -25,10 +25,12 @@ Times are of the moment when a line is written, with their zone; `mono` is the p
                 summed over them)
     checkpoint  epoch, ok, seconds (training stood still), waited_s (of it: for an earlier upload)
     upload      in the background: epoch, ok, seconds, bytes
-    memory      an epoch's, see `kfp_gate.observing.memory`
+    memory      an epoch's, see `kfp_gate.observing.memory.Memory`; by_phase {phase: {kind: bytes
+                kept}}; the first one has at_start, the same values when its first step began
     sample      about once a second, see `kfp_gate.observing.sampler`
     epoch       rank 0: values, losses
-    growth      memory that grows towards its limit: what, phase, since, slope, limit, limit_epoch, text
+    growth      memory that grows towards its limit, when the log says so: what, phase, since, slope, low, high
+                (bytes an epoch), limit, limit_epoch, text
     probe, profile      see `kfp_gate.training.probe` and `kfp_gate.training.profiling`
     sanity, resume, recover (an epoch is done again), stop, failure, end
 
@@ -40,7 +42,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -52,10 +54,23 @@ class Timeline:
     def __init__(self, path: Path, **identity: Any) -> None:
         """`identity` (run, rank, node, gpu, ...) is on every line."""
         self.path, self.identity = path, identity
-        self.phase = ""
+        self._phase = ""
+        self.on_phase: Callable[[str, str], None] | None = None
+        """Called where a phase ends and the next begins, with both names."""
         self._lock = threading.Lock()
         self._lost = 0
         path.parent.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def phase(self) -> str:
+        """What the process does: on every line."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, name: str) -> None:
+        if self.on_phase is not None:
+            self.on_phase(self._phase, name)
+        self._phase = name
 
     def write(self, kind: str, **values: Any) -> None:
         """Add a line. A full disk costs lines, never the training: what was lost is said in the next line."""

@@ -25,6 +25,7 @@ from kfp_gate.training.checkpoints import RECORD, STATE, Checkpoints
 from kfp_gate.training.conditions import conditions
 from kfp_gate.training.device_clock import cuda_memory
 from kfp_gate.training.group import Group
+from kfp_gate.training.memory_watch import MemoryWatch
 from kfp_gate.training.monitors import Monitors, Observation
 from kfp_gate.training.probe import Probe
 from kfp_gate.training.profiling import ProfileWindow, WindowPlan
@@ -68,6 +69,7 @@ class TrainingCourse:
         self.probe = Probe(spec.probe_steps, timeline) if spec.probe_steps else None
         self.epochs = 1 if self.probe is not None else spec.epochs
         self.whole = dict(whole or {"train": len(train_images), "val": len(validation.rows)})
+        self.memory_watch = MemoryWatch(timeline, epochs=self.epochs, read=self.memory)
         self.eta = Eta(self.epochs, 1)
         self.corrupt = False
         self._values: Values = {}
@@ -113,7 +115,7 @@ class TrainingCourse:
         return self.probe.wrap(
             loader,
             stock=self._stock,
-            window=WindowPlan.full(steps, self._stock).total if steps else 0,
+            window=WindowPlan.full(steps, self._stock).after_warm_up if steps else 0,
             accumulate=accumulate,
         )
 
@@ -156,7 +158,8 @@ class TrainingCourse:
         plan = self.probe.plan if self.probe is not None else None
         self.profile.epoch_begins(
             plan.warm + plan.window if plan is not None else len(trainer.train_loader),
-            skip=plan.warm if plan is not None else max(0, WARM_STEPS - self.windows.taken),
+            # A probe's warm-up has used up the stock of batches already: the window need not wait for that again.
+            skip=plan.warm - self._stock if plan is not None else max(0, WARM_STEPS - self.windows.taken),
             stock=self._stock, workers=trainer.train_loader.num_workers,
         )  # fmt: skip
         self._turn(self._label())
@@ -351,15 +354,16 @@ class TrainingCourse:
         kept = set(self.monitors.watched)
         return {n: v for n, v in self._values.items() if "/" not in n or n in kept or n.endswith("/map50_95")}
 
-    def memory(self, *, children: bool = False) -> Memory:
+    def memory(self, *, children: bool = False, pss: bool = False) -> Memory:
         """This process now."""
-        return read_memory(group=self.control_group, cuda=cuda_memory(), children=children)
+        return read_memory(group=self.control_group, cuda=cuda_memory(), children=children, pss=pss)
 
     def _tell(self, trainer: "RankTrainer", epoch: int) -> None:
-        times, memory = self.phases.take(), self.memory(children=True)
+        times, memory = self.phases.take(), self.memory(children=True, pss=True)
         self.timeline.phase = ""
         self.timeline.write("phases", epoch=epoch, seconds=times.seconds, steps=times.steps, device=times.device)
-        self.timeline.write("memory", epoch=epoch, **memory.values())
+        self.timeline.write("memory", epoch=epoch, **memory.values(), **self.memory_watch.take())
+        self.memory_watch.epoch_ends(epoch, memory)
         if self.group.rank == 0:
             self.timeline.write(
                 "epoch", epoch=epoch, values=self._shown_values(), losses=self.record.epochs[-1]["losses"]

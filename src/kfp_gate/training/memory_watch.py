@@ -1,0 +1,142 @@
+"""Watches a rank's memory from epoch to epoch, and says before it happens that a limit will be reached."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kfp_gate.observing.memory import Memory
+from kfp_gate.observing.memory_growth import NAMES, Grown, causes, grown, series
+from kfp_gate.observing.timeline import Timeline
+
+log = logging.getLogger(__name__)
+
+KINDS = ("rss", "anon", "shmem", "cuda_reserved")
+"""What is read where one phase ends and the next begins."""
+
+MOVED, MOVED_EPOCHS = 0.25, 5
+"""A forecast is told again if it moved by this share of the epochs that were left, or by so many epochs."""
+
+STILL = 3
+"""Epochs without growth after which it is said to have ended."""
+
+LARGE = 0.25
+"""Where no limit is known: growth by this share since it began is told."""
+
+MAINLY = 0.6
+"""A phase is named if it keeps at least this share of what is kept in an epoch, and the others nearly nothing."""
+
+
+class MemoryWatch:
+    """One per rank; it reads where phases change, which takes about 0.1 ms each time."""
+
+    def __init__(self, timeline: Timeline, *, epochs: int, read: Callable[..., Memory]) -> None:
+        """`read` gives the memory now; with `children` and `pss` as `read_memory` takes them."""
+        self.timeline, self.epochs, self._read = timeline, epochs, read
+        self._history: list[tuple[int, Memory]] = []
+        self._phases: list[Mapping[str, Mapping[str, int]]] = []
+        self._told: dict[str, Grown] = {}
+        self._before: Memory | None = None
+        self._start: Memory | None = None
+        self._kept: dict[str, dict[str, int]] = {}
+        timeline.on_phase = self.phase_ends
+
+    def phase_ends(self, phase: str, following: str) -> None:
+        """What this phase has kept is what there is more of at its end."""
+        # Before the first step the loaders still share their pages with this process.
+        first = following == "train" and not self._history and self._start is None
+        try:
+            now = self._read(children=first, pss=first)
+        except RuntimeError:
+            # The device may be the reason why the phase ends.
+            self._before = None
+            return
+        if first:
+            self._start = now
+        if self._before is not None:
+            kept = self._kept.setdefault(phase or "other", dict.fromkeys(KINDS, 0))
+            for kind in KINDS:
+                a, b = getattr(self._before, kind), getattr(now, kind)
+                if a is None or b is None:
+                    kept.pop(kind, None)
+                elif kind in kept:
+                    kept[kind] += b - a
+        self._before = now
+
+    def take(self) -> dict[str, Any]:
+        """More for an epoch's `memory` line: what each phase kept since the last call, and how memory was at the start.
+
+        Kinds that are unknown are left out.
+        """
+        kept, self._kept = self._kept, {}
+        self._phases.append(kept)
+        if self._history or self._start is None:
+            return {"by_phase": kept}
+        return {"by_phase": kept, "at_start": self._start.values()}
+
+    def epoch_ends(self, epoch: int, memory: Memory) -> None:
+        """Take up an epoch's reading; a warning in the log if a limit is ahead, once for each kind.
+
+        Args:
+            epoch: its number; one that is done again replaces itself.
+            memory: at its end, with child processes.
+        """
+        self._history = [(e, m) for e, m in self._history if e < epoch] + [(epoch, memory)]
+        found = {g.what: g for g in causes(grown(self._history))}
+        for what in [w for w in self._told if w not in found and self._stands_still(w)]:
+            log.info("%s does not grow any more", NAMES[what])
+            del self._told[what]
+        for what, now in found.items():
+            if self._matters(now, memory) and self._is_news(now, self._told.get(what), epoch):
+                self._told[what] = now
+                phase = self._phase(now)
+                log.warning("%s%s; see docs/oom.md", now.text, f", mainly in the phase {phase}" if phase else "")
+                self.timeline.write(
+                    "growth", what=what, phase=phase, since=now.growth.since, slope=round(now.growth.slope),
+                    low=round(now.growth.low), high=round(now.growth.high), limit=now.limit,
+                    limit_epoch=now.limit_epoch, text=now.text,
+                )  # fmt: skip
+
+    def _stands_still(self, what: str) -> bool:
+        """Whether the last epochs added less than a third of what was foretold: a pace that changes is no end."""
+        values = [v for _, v in series(self._history[-1 - STILL :], what)]
+        first, last = values[0], values[-1]
+        return first is not None and last is not None and last - first < self._told[what].growth.slope * STILL / 3
+
+    def _matters(self, now: Grown, memory: Memory) -> bool:
+        if now.limit_epoch is not None:
+            return now.limit_epoch <= self.epochs
+        rise = now.growth.slope * (now.growth.last - now.growth.since)
+        return rise >= LARGE * (now.growth.level - rise)
+
+    def _is_news(self, now: Grown, told: Grown | None, epoch: int) -> bool:
+        if told is None:
+            return True
+        if now.limit_epoch is None or told.limit_epoch is None:
+            return now.limit_epoch != told.limit_epoch
+        moved = abs(told.limit_epoch - now.limit_epoch)
+        return moved > MOVED_EPOCHS or moved > max(MOVED * (told.limit_epoch - epoch), 1)
+
+    def _phase(self, now: Grown) -> str:
+        kind = now.what if now.what in KINDS else ("anon" if now.what == "cgroup" else "")
+        return main_phase(self._phases[-(now.growth.readings - 1) :], kind, now.growth.slope)
+
+
+def main_phase(epochs: list[Mapping[str, Mapping[str, int]]], kind: str, slope: float) -> str:
+    """The phase in which a growth happens; "" if it is spread, or cannot be told.
+
+    Args:
+        epochs: what each phase kept in each epoch, as `MemoryWatch.take` gives it.
+        kind: the kind of memory.
+        slope: how much of it an epoch keeps, in bytes.
+    """
+    totals: dict[str, int] = {}
+    for epoch in epochs:
+        for phase, kept in epoch.items():
+            if kind in kept:
+                totals[phase] = totals.get(phase, 0) + kept[kind]
+    if not totals or not epochs:
+        return ""
+    each = {phase: total / len(epochs) for phase, total in totals.items()}
+    largest = max(each, key=lambda phase: each[phase])
+    others = max((abs(v) for phase, v in each.items() if phase != largest), default=0.0)
+    return largest if each[largest] >= MAINLY * slope and others <= (1 - MAINLY) * slope else ""
