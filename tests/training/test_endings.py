@@ -63,7 +63,8 @@ def test_best_weights_of_a_step_that_a_full_disk_cost_travel_with_the_next(
     checkpoints = Checkpoints(str(store), tmp_path / "uploads", bound_s=10)
     spec = TrainingSpec(train_manifest="a", val_manifest="b")
     course = module.TrainingCourse(
-        spec, group=SimpleNamespace(rank=0), validation=None, folder=tmp_path,  # type: ignore[arg-type]
+        spec, group=SimpleNamespace(rank=0, device=SimpleNamespace(type="cpu")),  # type: ignore[arg-type]
+        validation=None, folder=tmp_path, whole={"train": 1, "val": 1},  # type: ignore[arg-type]
         timeline=module.Timeline(tmp_path / "timeline.jsonl"), phases=module.Phases(),
         record=module.Record({}, {}, ("a",), 1, "cpu"), tracker=None, checkpoints=checkpoints, train_images=(),
         control_group=None, resume=None,

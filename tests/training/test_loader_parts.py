@@ -51,7 +51,7 @@ def make_loader(data: LocalDataset, *, timed: bool, workers: int = 0, batch: int
     dataset = build_yolo_dataset(get_cfg(overrides=hyp), yaml["train"], batch, yaml, stride=32)
     torch.manual_seed(0)
     loader = build_dataloader(dataset, batch, workers, device="cpu")
-    loader.worker_init_fn = _LoaderStart(loader.worker_init_fn)
+    loader.worker_init_fn = _LoaderStart(loader.worker_init_fn, None)
     if context:
         loader.multiprocessing_context = context
     if timed:
