@@ -160,6 +160,8 @@ def probed(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
                    monitors=("size/large/map50_95", "map50")),
             "fault": SEES,
         },
+        spec(scene, home, "wild", probe_steps=2,
+             overrides={"optimizer": "SGD", "lr0": 0.5, "nbs": 4, "cls": 1e38, "warmup_epochs": 0}),
         spec(scene, home, "after", epochs=1, checkpoint_uri=str(home / "storage" / "slow")),
     ]  # fmt: skip
     (home / "storage").mkdir()
@@ -184,7 +186,7 @@ def test_a_probe_tells_feeding_from_computing(probed: tuple[Path, Rank]) -> None
 
 def test_a_probe_is_bounded_and_ends_by_itself(probed: tuple[Path, Rank]) -> None:
     _, rank = probed
-    for name, steps in (("0", 3 + 6 + 3 + 6), ("1", 3 + 2 * 8 + 2 * (8 + 5) + 1 + 2 + 4 + 5 + 4)):
+    for name, steps in (("0", 3 + 6 + 3 + 6), ("1", 3 + 2 * 8 + 5 + 1 + 2 + 8 + 5 + 4 + 5 + 4)):
         windows = lines(rank.folder / name, "window")
         assert sum(w["steps"] for w in windows) == steps and {w["epoch"] for w in windows} == {1}
         (conditions,) = lines(rank.folder / name, "conditions")
@@ -201,7 +203,7 @@ def test_a_probe_is_bounded_and_ends_by_itself(probed: tuple[Path, Rank]) -> Non
     (line,) = lines(rank.folder / "1", "profile")
     assert (line["steps"], line["around_steps"]) == (2, 10)
     progress = [json.loads(x) for x in re.findall("KFP_GATE_PROGRESS (.*)", rank.output)]
-    assert [(p["epoch"], p["epochs"]) for p in progress] == [(1, 1)] * 3
+    assert [(p["epoch"], p["epochs"]) for p in progress] == [(1, 1)] * 4
     assert [p["stopped"] for p in progress[:2]] == ["this was a probe of 6 steps", "this was a probe of 4 steps"]
 
 
@@ -216,13 +218,21 @@ def test_the_model_of_a_probe_says_so_and_no_training_goes_on_from_it(probed: tu
     latest = find_latest(str(home / "storage" / "slow"))
     assert latest is not None and latest.epoch == 1
     assert (
-        not lines(rank.folder / "2", "resume") and read_card(rank.folder / "2" / "model").settings["probe_steps"] == 0
+        not lines(rank.folder / "3", "resume") and read_card(rank.folder / "3" / "model").settings["probe_steps"] == 0
     )
     assert find_latest(str(home / "storage" / "slow" / "probe")) is not None
     # A size band without a value in a few batches is no reason to end without a model.
     assert read_card(rank.folder / "1" / "model").chosen_by == "size/large/map50_95"
     record = json.loads((rank.folder / "1" / "training" / "record.json").read_text())
     assert record["weights"]["size/large/map50_95"]["value"] is None
+
+
+def test_a_probe_whose_weights_are_not_finite_ends_like_any_other(probed: tuple[Path, Rank]) -> None:
+    _, rank = probed
+    out = rank.folder / "2"
+    assert [p["steps"] for p in lines(out, "probe")] == [2, 2] and not lines(out, "recover")
+    assert not lines(out, "validation") and lines(out, "epoch")[0]["values"] == {"map50_95": None}
+    assert (out / "model" / "model.pt").is_file() and "not finite; nothing is validated" in rank.output
 
 
 def test_all_ranks_of_a_probe_take_the_same_steps(scene: Scene, tmp_path: Path) -> None:

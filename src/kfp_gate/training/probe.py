@@ -178,9 +178,10 @@ class Probe:
             gain = usual.median - prepared.median
             log.info(
                 "probe: %d steps as usual, %.4f s each (%.4f to %.4f); %d steps on batches held in memory, %.4f s each "
-                "(%.4f to %.4f): feeding costs %.4f s a step (%.0f%%)",
+                "(%.4f to %.4f): feeding costs %.4f s a step (%.0f%%)%s",
                 len(self.seconds[USUAL]), usual.median, usual.low, usual.high, len(self.seconds[PREPARED]),
                 prepared.median, prepared.low, prepared.high, gain, 100 * gain / max(usual.median, 1e-9),
+                "" if prepared.high < usual.low else ", which is within the spread",
             )  # fmt: skip
 
 

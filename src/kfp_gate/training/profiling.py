@@ -22,7 +22,7 @@ from kfp_gate.observing.loading import Made
 from kfp_gate.observing.phases import OTHER, Phases
 from kfp_gate.observing.timeline import Timeline
 from kfp_gate.training.op_trace import TOP, OpTimes, OpTrace
-from kfp_gate.training.step_spread import spread_of
+from kfp_gate.training.step_spread import FEWEST_GROUPS, spread_of
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,11 @@ class WindowPlan:
         around = min(FEWEST_AROUND, spare // 2)
         settle = min(wanted.settle, (spare - 2 * around) // 2)
         return cls(settle, min(wanted.around, (spare - 2 * settle) // 2), active)
+
+    @property
+    def after_warm_up(self) -> int:
+        """Steps that it needs where a long warm-up has used up the stock already."""
+        return self.total - self.settle
 
     @property
     def opens(self) -> int:
@@ -247,7 +252,9 @@ class ProfileWindow:
         self._functions, self._ops = FunctionTimes(), None
 
     def _write_line(self) -> None:
-        inside, around = spread_of(self._inside, group=self._group), spread_of(self._around, group=self._group)
+        # Both in groups of the same size: see `step_spread`.
+        group = min([self._group, *(max(1, len(s) // FEWEST_GROUPS) for s in (self._inside, self._around) if s)])
+        inside, around = spread_of(self._inside, group=group), spread_of(self._around, group=group)
         step, other = inside.median if inside else None, around.median if around else None
         cost = step / other - 1 if step is not None and other else None
         reproduce, folder = self.reproduce, self.folder

@@ -229,7 +229,7 @@ class Session:
         spec, gpu = self.spec, self.group.device.type == "cuda"
         # Upstream's loader holds four batches a process; it may start fewer processes than it is asked for.
         stock = 4 * spec.loader_processes(gpu=gpu)
-        window = WindowPlan.full(spec.profile_steps, stock).total if spec.profile_steps else 0
+        window = WindowPlan.full(spec.profile_steps, stock).after_warm_up if spec.profile_steps else 0
         return part_of_the_data(
             manifests, batch=spec.batch, validation_batch=self._validation_batch, ranks=self.ranks.world_size,
             steps=ProbePlan.of(spec.probe_steps, stock=stock, window=window).total + stock, monitors=spec.monitors,
