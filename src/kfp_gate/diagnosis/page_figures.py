@@ -21,6 +21,9 @@ PHASE_COLOURS = {
     "backward": "s3",
     "optimizer": "s6",
 }
+WORTH_A_ROW = 0.01
+"""Share of the loaders' time below which a part or a function is only named."""
+
 POINTS = 400
 """Points of a curve of the rank that is shown."""
 POINTS_OF_OTHERS = 900
@@ -53,7 +56,7 @@ def steps(diagnosis: Diagnosis, bars: Sequence[StepBar]) -> dict[str, Any]:
     seen = [
         p
         for p in (*PHASE_COLOURS, *sorted({p for b in bars for p in b.seconds} - PHASE_COLOURS.keys()))
-        if any(p in b.seconds for b in bars)
+        if any(b.seconds.get(p, 0.0) >= SHOWN_SHARE * b.total for b in bars)
     ]
     return {
         "rows": rows,
@@ -149,11 +152,12 @@ def loader(run: Run, parts: Sequence[LoaderPart]) -> dict[str, Any] | None:
             },
         }
         for p in parts
+        if p.share >= WORTH_A_ROW
     ]
     return {
         "rows": rows,
         "workers": None if workers is None else int(workers),
-        "batch": number(conditions.get("rank_batch")),
+        "small": [p.name.removeprefix("transform:") for p in parts if p.share < WORTH_A_ROW],
     }
 
 

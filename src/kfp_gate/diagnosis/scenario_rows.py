@@ -41,8 +41,7 @@ def scenario_table(diagnosis: Diagnosis) -> ScenarioTable | None:
     notes = Counter(s.note for s in diagnosis.scenarios if s.note)
     shared = tuple(n for n, count in notes.items() if count > 1)
     rows = [ScenarioRow(s, "" if s.note in shared else s.note, 1 - s.seconds / now) for s in diagnosis.scenarios]
-    # A change that may save something, by its interval, stays.
-    idle = [r for r in rows if r.saved < IDLE and 1 - r.scenario.low / now < 5 * IDLE]
+    idle = [r for r in rows if r.saved < IDLE]
     return ScenarioTable(
         now, tuple(r for r in rows if r not in idle), tuple(n[:1].upper() + n[1:] + "." for n in shared),
         tuple(r.scenario.change for r in idle),

@@ -11,6 +11,9 @@ from kfp_gate.diagnosis.steady import STEP_ORDER, RankSteps, seconds_of, steady_
 _Stretch = tuple[int, Mapping[str, float], Mapping[str, float] | None]
 """Steps, and their seconds by phase on the host's and the device's clock."""
 
+SMALLEST = 0.005
+"""Share of the profiled time below which a function is left out."""
+
 _Steady = Mapping[int, RankSteps | None]
 
 
@@ -154,7 +157,7 @@ def hot_functions(run: Run, most: int = 12) -> list[HotFunction]:
                     found.append(HotFunction(name, part, int(number(row.get("calls")) or 0), own, own / whole))
         if found:
             break  # one rank's profile: they do the same work
-    return sorted(found, key=lambda f: -f.own_s)[:most]
+    return [f for f in sorted(found, key=lambda f: -f.own_s) if f.share >= SMALLEST][:most]
 
 
 def _each(seconds: Sequence[Mapping[str, float]], steps: int) -> dict[str, float]:
