@@ -51,7 +51,7 @@ def share(value: float | None) -> str:
         return UNKNOWN
     if 0 < value < 0.001:
         return "below 0.1%"
-    return f"{value:.1%}" if 0 < value < 0.01 else f"{value:.0%}"
+    return f"{value:.1%}" if 0 < value < 0.0095 else f"{value:.0%}"
 
 
 def size(value: float | None) -> str:

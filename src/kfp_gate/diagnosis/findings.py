@@ -1,7 +1,7 @@
 """What a diagnosis says: causes with their evidence, scenarios, growth of memory, and what could not be told."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -75,6 +75,14 @@ class Unjudged:
 
     cause: str
     missing: tuple[str, ...]
+
+
+def together(unjudged: Iterable[Unjudged]) -> dict[tuple[str, ...], list[str]]:
+    """What is missing to the causes that miss the same, as a sentence names them."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for one in unjudged:
+        found.setdefault(one.missing, []).append(CAUSES.get(one.cause, one.cause))
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from kfp_gate import pages
 from kfp_gate.diagnosis import page_comparison, page_facts, page_figures
 from kfp_gate.diagnosis.compare import Comparison
-from kfp_gate.diagnosis.findings import CAUSES, HEALTH, Diagnosis
+from kfp_gate.diagnosis.findings import HEALTH, Diagnosis, together
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.diagnosis.step_bars import hot_functions, step_facts
 from kfp_gate.diagnosis.time_axis import time_axis
@@ -85,7 +85,8 @@ def values(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
         "findings": [page_facts.finding(f) for f in diagnosis.findings],
         "health": [page_facts.finding(f) for f in diagnosis.minor if f.cause == HEALTH],
         "minor": [page_facts.finding(f) for f in diagnosis.minor if f.cause != HEALTH],
-        "unjudged": [{"name": CAUSES.get(u.cause, u.cause), "missing": u.missing} for u in diagnosis.unjudged],
+        "unjudged": [{"names": names, "missing": missing} for missing, names in together(diagnosis.unjudged).items()],
+        "unjudged_count": len(diagnosis.unjudged),
         "scenarios": page_facts.scenarios(diagnosis),
         "steps": page_figures.steps(diagnosis, steady.bars),
         "time": page_figures.over_time(run, axis) if axis is not None else None,

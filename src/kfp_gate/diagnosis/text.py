@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kfp_gate.diagnosis import amounts, compare
 from kfp_gate.diagnosis.compare import Comparison
-from kfp_gate.diagnosis.findings import BAR, CAUSES, HEALTH, MEMORY_CAUSES, Diagnosis, Finding
+from kfp_gate.diagnosis.findings import BAR, CAUSES, HEALTH, MEMORY_CAUSES, Diagnosis, Finding, together
 from kfp_gate.diagnosis.scenario_rows import scenario_table
 
 WIDTH = 96
@@ -126,19 +126,19 @@ def _growth(diagnosis: Diagnosis) -> list[str]:
 
 
 def _minor(diagnosis: Diagnosis) -> list[str]:
-    minor = [f for f in diagnosis.minor if f.cause != HEALTH]
-    if not minor:
-        return []
-    named = ", ".join(f"{CAUSES.get(f.cause, f.cause)} ({amounts.share(f.weight)})" for f in minor)
-    return list(_item(f"Looked at, and below {BAR:.0%}: ", named, "", "  "))
+    minor = [(CAUSES.get(f.cause, f.cause), amounts.share(f.weight)) for f in diagnosis.minor if f.cause != HEALTH]
+    some = ", ".join(f"{name} ({weight})" for name, weight in minor if weight != "0%")
+    none = ", ".join(name for name, weight in minor if weight == "0%")
+    lines = list(_item(f"Looked at, and below {BAR:.0%}: ", some, "", "  ")) if some else []
+    return lines + (list(_item("Looked at, and nothing seen of it: ", none, "", "  ")) if none else [])
 
 
 def _unjudged(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.unjudged:
         return []
     lines = ["Not judged, for want of observations"]
-    for u in diagnosis.unjudged:
-        lines += _item("", f"{CAUSES.get(u.cause, u.cause)}: {'; '.join(u.missing) or amounts.UNKNOWN}", "  ", "    ")
+    for missing, names in together(diagnosis.unjudged).items():
+        lines += _item("", f"{', '.join(names)}: {'; '.join(missing) or amounts.UNKNOWN}", "  ", "    ")
     return lines
 
 
