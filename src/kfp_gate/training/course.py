@@ -8,13 +8,11 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import RawValue
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_gate.errors import InvalidInput
-from kfp_gate.observing.loading import batches_ready
 from kfp_gate.observing.memory import ControlGroup, Memory, memory_line, read_memory
 from kfp_gate.observing.phases import CHECKPOINT, OTHER, VALIDATION, Phases, phase_line
 from kfp_gate.observing.timeline import Timeline
@@ -22,13 +20,12 @@ from kfp_gate.training import state as states
 from kfp_gate.training import weights
 from kfp_gate.training.best import BestWeights
 from kfp_gate.training.checkpoints import RECORD, STATE, Checkpoints
+from kfp_gate.training.close_look import CloseLook, Reproduce
 from kfp_gate.training.conditions import conditions
 from kfp_gate.training.device_clock import cuda_memory
 from kfp_gate.training.group import Group
 from kfp_gate.training.memory_watch import MemoryWatch
 from kfp_gate.training.monitors import Monitors, Observation
-from kfp_gate.training.probe import Probe
-from kfp_gate.training.profiling import ProfileWindow, WindowPlan
 from kfp_gate.training.progress import PROGRESS, Eta, say
 from kfp_gate.training.record import Record
 from kfp_gate.training.sanity import SanityPass
@@ -36,7 +33,6 @@ from kfp_gate.training.spec import TrainingSpec
 from kfp_gate.training.timelines import Timelines
 from kfp_gate.training.tracking import Tracker
 from kfp_gate.training.validation import Validation, Values
-from kfp_gate.training.windows import USUAL, WARM_STEPS, Windows
 
 if TYPE_CHECKING:
     from kfp_gate.training.trainer import RankTrainer
@@ -54,11 +50,10 @@ class TrainingCourse:
         self, spec: TrainingSpec, *, group: Group, validation: Validation, folder: Path, timeline: Timeline,
         phases: Phases, record: Record, tracker: Tracker | None, checkpoints: Checkpoints | None,
         train_images: Sequence[Path], control_group: ControlGroup | None, resume: dict[str, Any] | None,
-        whole: Mapping[str, int] | None = None, reproduce: Callable[[Path, Mapping[str, Any]], str] | None = None,
+        whole: Mapping[str, int] | None = None, reproduce: Reproduce | None = None,
     ) -> None:  # fmt: skip
         """`tracker` and `checkpoints` are rank 0's; `resume` is a state, the same on all ranks; `whole` is the number
-        of train and val images of the manifests, of which a probe sees a part; `reproduce` writes a run that shows
-        the profile window once more, given the optimizer's overrides."""
+        of train and val images of the manifests, of which a probe sees a part."""
         self.spec, self.group, self.validation, self.folder = spec, group, validation, folder
         self.timeline, self.phases, self.record = timeline, phases, record
         self.tracker, self.checkpoints, self.train_images = tracker, checkpoints, tuple(train_images)
@@ -66,7 +61,8 @@ class TrainingCourse:
         self.monitors = Monitors(spec)
         self.best = BestWeights(folder / "best", record)
         self.last_state = folder / STATE
-        self.probe = Probe(spec.probe_steps, timeline) if spec.probe_steps else None
+        self.look = CloseLook(spec, group=group, folder=folder, timeline=timeline, phases=phases, reproduce=reproduce)
+        self.probe = self.look.probe
         self.epochs = 1 if self.probe is not None else spec.epochs
         self.whole = dict(whole or {"train": len(train_images), "val": len(validation.rows)})
         self.memory_watch = MemoryWatch(timeline, epochs=self.epochs, read=self.memory)
@@ -76,14 +72,6 @@ class TrainingCourse:
         self._restored: dict[str, Any] | None = None
         self._epoch_started = time.monotonic()
         self.stop_reason = ""
-        self.windows = Windows(timeline, phases)
-        self.flag = RawValue("b", 0) if spec.profile_steps else None
-        self.profile = ProfileWindow(
-            spec.profile_steps, folder=folder, timeline=timeline, phases=phases, cuda=group.device.type == "cuda",
-            flag=self.flag, reproduce=None if reproduce is None else lambda to: reproduce(to, self._optimizer),
-        )  # fmt: skip
-        self._optimizer: dict[str, Any] = {}
-        self._stock = 0
         self.sample_every_s: float | None = None
         self.timelines: Timelines | None = None
         if resume is not None:
@@ -101,28 +89,22 @@ class TrainingCourse:
         return self.whole["train"] / max(1, len(self.train_images))
 
     @property
+    def flag(self) -> Any:
+        """Raised while the making of batches is profiled; None if it never is."""
+        return self.look.flag
+
+    @property
     def steady(self) -> bool:
         """A probe compares early steps with later ones: the optimizer steps as often in both."""
         return self.probe is not None
 
     def train_loader(self, loader: Any, *, accumulate: int) -> Any:
-        """What the trainer goes through instead of its loader: itself, but in a probe. All ranks call it; `accumulate`
-        batches make an optimizer step."""
-        self._stock = int(self.group.largest(float(loader.num_workers * (loader.prefetch_factor or 0))))
-        if self.probe is None:
-            return loader
-        steps = self.spec.profile_steps
-        return self.probe.wrap(
-            loader,
-            stock=self._stock,
-            window=WindowPlan.full(steps, self._stock).after_warm_up if steps else 0,
-            accumulate=accumulate,
-        )
+        """What the trainer goes through instead of its loader. All ranks call it."""
+        return self.look.loader(loader, accumulate=accumulate)
 
     def begin(self, trainer: "RankTrainer") -> None:
         """Set up: restore, then the sanity pass."""
         self._check_images(trainer)
-        self._optimizer = {"optimizer": trainer.args.optimizer, "lr0": trainer.args.lr0}
         self.timeline.write("conditions", **conditions(trainer, self, sample_every_s=self.sample_every_s))
         if self.resume is not None:
             notes = states.restore(trainer, self.resume)
@@ -154,48 +136,15 @@ class TrainingCourse:
             if not trainer.train_loader.num_workers:
                 states.restore_random(trainer, self._restored)
             self._restored = None
-        self.windows.begin(epoch, trainer.batch_index + 1)
-        plan = self.probe.plan if self.probe is not None else None
-        self.profile.epoch_begins(
-            plan.warm + plan.window if plan is not None else len(trainer.train_loader),
-            # A probe's warm-up has used up the stock of batches already: the window need not wait for that again.
-            skip=plan.warm - self._stock if plan is not None else max(0, WARM_STEPS - self.windows.taken),
-            stock=self._stock, workers=trainer.train_loader.num_workers,
-        )  # fmt: skip
-        self._turn(self._label())
+        self.look.epoch_begins(trainer, epoch)
 
     def step_ends(self, trainer: "RankTrainer") -> None:
         """Once a batch."""
-        before = self._label()
-        ready = batches_ready(getattr(trainer.train_loader, "iterator", None))
-        seconds = self.windows.step(images=trainer.images, moved=trainer.moved, made=trainer.made, ready=ready)
-        self.profile.take(trainer.made)
-        self.profile.step_done(seconds)
-        if self.probe is not None:
-            self.probe.step_done(seconds)
-        if self.profile.due or self._label() != before:
-            self._turn(before)
-
-    def _label(self) -> dict[str, Any]:
-        """What kind of step runs now, or comes next between two."""
-        probe = self.probe
-        return {
-            "input": USUAL if probe is None else probe.input, "warm": probe is not None and probe.warm,
-            "profiled": self.profile.open,
-        }  # fmt: skip
-
-    def _turn(self, before: dict[str, Any]) -> None:
-        """Between two steps: another kind begins. The time that the instruments take belongs to no stretch."""
-        self.windows.switch(**before)
-        self.profile.turn()
-        self.windows.switch(**self._label())
+        self.look.step_ends(trainer)
 
     def steps_end(self, trainer: "RankTrainer") -> None:
         """Once an epoch, after its last batch."""
-        self.windows.end()
-        self.profile.steps_end()
-        if self.probe is not None:
-            self.probe.tell(group=max(trainer.train_loader.num_workers, trainer.nominal_accumulate))
+        self.look.steps_end(trainer)
 
     def validate(self, trainer: "RankTrainer") -> tuple[dict[str, float], float]:
         """All ranks; upstream gets a fitness of 0 and its real one in `epoch_ends`."""

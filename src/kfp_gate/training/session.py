@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from kfp_gate.observing.timeline import Timeline
 from kfp_gate.storage import open_store
 from kfp_gate.training import base_model, profiling, resuming, upstream
 from kfp_gate.training.checkpoints import RECORD, Checkpoints
+from kfp_gate.training.close_look import Reproduce
 from kfp_gate.training.course import TrainingCourse
 from kfp_gate.training.device_clock import cuda_memory
 from kfp_gate.training.evidence import (
@@ -235,7 +236,7 @@ class Session:
             steps=ProbePlan.of(spec.probe_steps, stock=stock, window=window).total + stock, monitors=spec.monitors,
         )  # fmt: skip
 
-    def _reproducer(self, manifests: dict[str, Manifest]) -> Callable[[Path, Mapping[str, Any]], str] | None:
+    def _reproducer(self, manifests: dict[str, Manifest]) -> Reproduce | None:
         """Rank 0's: writes a run that shows the profile window once more."""
         spec, ranks = self.spec, self.ranks
         if not spec.profile_steps or ranks.rank:

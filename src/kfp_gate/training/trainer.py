@@ -36,8 +36,11 @@ class Course(Protocol):
     group: Group
     phases: phases.Phases
     corrupt: bool
-    flag: Flag | None
-    """Raised while the making of batches is profiled."""
+
+    @property
+    def flag(self) -> Flag | None:
+        """Raised while the making of batches is profiled; None if it never is."""
+        ...
 
     @property
     def whole_share(self) -> float:
