@@ -115,7 +115,7 @@ def slow_copy(_rank: int) -> None:
     original = DetectionTrainer.preprocess_batch
 
     def preprocess(self: Any, batch: Any) -> Any:
-        time.sleep(0.25)
+        time.sleep(0.5)
         return original(self, batch)
 
     DetectionTrainer.preprocess_batch = preprocess
@@ -129,7 +129,7 @@ def rank_1_computes_slowly(rank: int) -> None:
 
     def predict(self: Any, *arguments: Any, **more: Any) -> Any:
         if rank == 1 and self.training:
-            time.sleep(0.25)
+            time.sleep(0.5)
         return original(self, *arguments, **more)
 
     DetectionModel._predict_once = predict
@@ -142,7 +142,7 @@ def slow_disk(_rank: int) -> None:
     original = state.write_state
 
     def write(*arguments: Any, **more: Any) -> None:
-        time.sleep(2.5)
+        time.sleep(4.0)
         original(*arguments, **more)
 
     state.write_state = write
@@ -156,7 +156,7 @@ def slow_store(_rank: int) -> None:
 
     def upload(self: Any, path: Any, key: str) -> None:
         if key.endswith("state.pt"):
-            time.sleep(4.0)
+            time.sleep(6.0)
         original(self, path, key)
 
     LocalStore.upload = upload

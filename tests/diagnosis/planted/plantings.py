@@ -34,6 +34,7 @@ class Planting:
         mount: where the images are read through a slow file system ...
         elsewhere: ... and what replaces it on a machine without FUSE.
         cores, memory: limits of a control group, in cores and bytes; 0 is none.
+        crowd: processes beside the training that compute all the time.
     """
 
     cause: str
@@ -47,6 +48,7 @@ class Planting:
     elsewhere: faults.Fault | None = None
     cores: float = 0
     memory: int = 0
+    crowd: int = 0
 
 
 SETTINGS: Mapping[str, Any] = {
@@ -55,9 +57,10 @@ SETTINGS: Mapping[str, Any] = {
 }  # fmt: skip
 
 SLOW_LOOP = faults.with_transform(lambda: faults.TargetMaps(loop=True, grid=224))
-FILES = Images(train=60, val=2, width=160, height=120, suffix="png")
+FILES = Images(train=48, val=2, width=160, height=120, suffix="png")
 LONG = {"epochs": 60, "batch": 8}
-COMPUTING = {"image_size": 320, "batch": 8, "epochs": 3}
+COMPUTING = {"image_size": 320, "batch": 8, "epochs": 2}
+COMPUTED = Images(train=72, val=4)
 
 SEED: dict[str, Any] = {
     "images": Images(train=160, val=4, width=160, height=120, suffix="png"), "mount": Mount(bytes_per_s=1.6e6),
@@ -69,12 +72,12 @@ SEED_CASE = ("seed_before", "seed_between", "seed_after")
 
 PLANTINGS: dict[str, Planting] = {
     "slow_reads": Planting(
-        "slow_reads", "a file system of 0.8 MB/s, two loader processes", images=FILES,
-        settings={"workers": 2, "batch": 2}, mount=Mount(bytes_per_s=0.8e6), elsewhere=faults.slow_reader(0.1),
+        "slow_reads", "a file system of 0.5 MB/s, two loader processes", images=FILES,
+        settings={"workers": 2, "batch": 2}, mount=Mount(bytes_per_s=0.5e6), elsewhere=faults.slow_reader(0.1),
     ),
     "slow_reads_alone": Planting(
-        "slow_reads", "a file system of 0.8 MB/s, no loader process", images=FILES, settings={"batch": 2},
-        mount=Mount(bytes_per_s=0.8e6), elsewhere=faults.slow_reader(0.05),
+        "slow_reads", "a file system of 0.5 MB/s, no loader process", images=FILES, settings={"batch": 2},
+        mount=Mount(bytes_per_s=0.5e6), elsewhere=faults.slow_reader(0.05),
     ),
     "small_files": Planting(
         "small_files", "50 ms to open each of many small files", images=Images(train=80, val=4, width=64, height=48),
@@ -92,15 +95,23 @@ PLANTINGS: dict[str, Planting] = {
         images=Images(train=80, val=4, width=160, height=120), settings={"workers": 1}, mount=Mount(open_s=0.008),
     ),
     "cpu_quota": Planting(
-        "cpu_quota", "a quota of 0.4 cores", cores=0.4, images=Images(train=64, val=4),
+        "cpu_quota", "a quota of 0.25 cores", cores=0.25, images=Images(train=40, val=4),
         settings={"image_size": 224, "epochs": 2},
     ),
-    "transfer": Planting("transfer", "0.25 s to copy a batch to the device", faults.slow_copy),
-    "rank_imbalance": Planting(
-        "rank_imbalance", "rank 1 of 2 computes 0.25 s longer", faults.rank_1_computes_slowly, ranks=2,
+    "transfer": Planting(
+        "transfer", "0.5 s to copy a batch to the device", faults.slow_copy, images=Images(train=32, val=4),
     ),
-    "checkpoint_stall": Planting("checkpoint_stall", "a disk that takes 2.5 s for a state", faults.slow_disk),
-    "upload_stall": Planting("upload_stall", "a store that takes 4 s for a state", faults.slow_store),
+    "rank_imbalance": Planting(
+        "rank_imbalance", "rank 1 of 2 computes 0.5 s longer", faults.rank_1_computes_slowly, ranks=2,
+        images=Images(train=32, val=4),
+    ),
+    "checkpoint_stall": Planting(
+        "checkpoint_stall", "a disk that takes 4 s for a state", faults.slow_disk, images=Images(train=32, val=4),
+    ),
+    "upload_stall": Planting(
+        "upload_stall", "a store that takes 6 s for a state", faults.slow_store, images=Images(train=24, val=4),
+        settings={"epochs": 4},
+    ),
     "validation": Planting(
         "validation", "400 val images for 40 train images", images=Images(train=40, val=400),
     ),
@@ -109,15 +120,16 @@ PLANTINGS: dict[str, Planting] = {
     ),
     "memory_growth": Planting(
         "memory_growth", "48 MiB kept by every validation, limit 2 GiB",
-        faults.only_first_epochs(9, faults.evaluator_keeps_its_predictions), ("validat",),
+        faults.only_first_epochs(8, faults.evaluator_keeps_its_predictions), ("validat",),
         images=Images(train=80, val=4), settings={**LONG, "image_size": 224}, memory=2 << 30,
     ),
     "forked_copies": Planting(
         "forked_copies", "two loader processes that read a list of three million tuples, limit 2 GiB",
-        faults.only_first_epochs(9, faults.annotations_in_a_list), images=Images(train=80, val=4),
+        faults.only_first_epochs(8, faults.annotations_in_a_list), images=Images(train=80, val=4),
         settings={**LONG, "image_size": 224, "workers": 2}, memory=2 << 30,
     ),
-    "discarded_work": Planting("discarded_work", "epochs 2 to 4 done three times: not finite", faults.not_finite,
+    "discarded_work": Planting(
+        "discarded_work", "epochs 2 to 4 done three times: not finite", faults.not_finite,
         settings={"image_size": 160, "epochs": 4},
     ),
     "seed_before": Planting(
@@ -132,9 +144,12 @@ PLANTINGS: dict[str, Planting] = {
         "", "target maps by rows, the images on a disk of this machine",
         faults.with_transform(lambda: faults.TargetMaps(loop=False, grid=128)), **{**SEED, "mount": None},
     ),
-    "healthy": Planting("", "no loader process", images=Images(train=96), settings=COMPUTING),
+    "healthy": Planting("", "no loader process", images=COMPUTED, settings=COMPUTING),
     "healthy_workers": Planting(
-        "", "two loader processes", images=Images(train=96), settings={**COMPUTING, "workers": 2},
+        "", "two loader processes", images=COMPUTED, settings={**COMPUTING, "workers": 2},
     ),
-    "healthy_ranks": Planting("", "two ranks", ranks=2, images=Images(train=96), settings=COMPUTING),
+    "healthy_crowded": Planting(
+        "", "two processes of others that never rest", crowd=2, images=COMPUTED, settings=COMPUTING,
+    ),
+    "healthy_ranks": Planting("", "two ranks", ranks=2, images=COMPUTED, settings=COMPUTING),
 }  # fmt: skip

@@ -71,6 +71,10 @@ def run(name: str, home: Path, *, settings: Mapping[str, Any] | None = None) -> 
         plan = {"planting": name, "spec": str(home / "spec.json"), "out": str(home / "out"),
                 "groups": [str(g) for g in groups], "elsewhere": bool(elsewhere)}  # fmt: skip
         (home / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+        for _ in range(planting.crowd):
+            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(busy.wait)
+            stack.callback(busy.kill)
         _train(planting.ranks, home)
     return Ran(home / "out", time.monotonic() - started, elsewhere)
 
