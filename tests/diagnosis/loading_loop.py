@@ -36,7 +36,7 @@ class Costs:
     validation: float = 0.3
     batch: int = 2
     steps: int = 30
-    epochs: int = 4
+    epochs: int = 3
     slow_every: int = 0
     slow: float = 0.0
 

@@ -1,0 +1,127 @@
+"""A scenario against what really happens: the cause is put in by a known amount, the run is diagnosed, the cause is
+taken out, and the run is measured again.
+
+Costs that are slept hold on a machine that others use too, and predictions must come within `SLEPT` of the measured
+epoch. Costs that are computed share cores with whatever else runs there, so before and after may differ by more than
+the change: such a pair is measured again, up to three times, and one of them must come within `COMPUTED`, or `TRAINED`
+for a training, most of whose step is computed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from kfp_gate.diagnosis.counterfactual import estimate
+from kfp_gate.diagnosis.runs import Run
+from kfp_gate.observing.timeline import read_timeline
+
+from .planted.scenes import Images, make_images
+
+HERE = Path(__file__).parent
+SLEPT, COMPUTED, TRAINED = 0.12, 0.15, 0.2
+
+pytestmark = pytest.mark.all_only
+
+
+def loop(home: Path, **costs) -> Run:
+    """The loop of `loading_loop.py`, run."""
+    out = home / str(len(list(home.iterdir())))
+    out.mkdir()
+    run_python(HERE / "loading_loop.py", out, json.dumps(costs))
+    return Run(str(out), {0: list(read_timeline(out / "timeline.jsonl"))})
+
+
+def training(home: Path, seconds: float, workers: int) -> Run:
+    """The real worker, with a transform of its own that waits for so long for each image."""
+    if not (home / "data").exists():
+        make_images(home / "data", Images(train=48, val=8))
+    out = home / f"out{len(list(home.iterdir()))}"
+    run_python(HERE / "waiting_worker.py", home / "data", out, str(seconds), str(workers))
+    (timeline,) = out.glob("rank0/timeline.jsonl")
+    return Run(str(out), {0: list(read_timeline(timeline))})
+
+
+def run_python(*command) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, env=environment, timeout=240
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def measured(run: Run) -> float:
+    """Seconds of an epoch, without the first."""
+    later = list(run.lines("phases"))[1:]
+    return median(sum(line["seconds"].values()) for line in later)
+
+
+def predicted(run: Run) -> dict[str, float]:
+    found = estimate(run)
+    assert found.epoch_s == pytest.approx(measured(run), rel=TRAINED)
+    return {s.change: s.seconds for s in found.scenarios}
+
+
+CASES = {
+    "none beside": (
+        {"workers": 0, "transform": 0.02},
+        {"transform:Slowed halved": {"transform": 0.01},
+         "device compute halved": {"forward": 0.0025, "backward": 0.005}},
+    ),
+    "starved": (
+        {"workers": 2, "transform": 0.04},
+        {"transform:Slowed halved": {"transform": 0.02},
+         "device compute halved": {"forward": 0.0025, "backward": 0.005}, "twice the loader workers": {"workers": 4}},
+    ),
+    "fed": (
+        {"workers": 2, "transform": 0.004, "backward": 0.04},
+        {"transform:Slowed free": {"transform": 0.0}, "device compute halved": {"forward": 0.0025, "backward": 0.02}},
+    ),
+    "uneven": (
+        {"workers": 2, "transform": 0.004, "slow_every": 16, "slow": 0.15},
+        {"transform:Slowed free": {"transform": 0.0, "slow": 0.0}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loop_over_a_real_loader(case, tmp_path):
+    before, changes = CASES[case]
+    rows = predicted(loop(tmp_path, **before))
+    for change, costs in changes.items():
+        after = measured(loop(tmp_path, **{**before, **costs}))
+        print(f"{case}, {change}: predicted {rows[change]:.3f} s, measured {after:.3f} s")
+        assert rows[change] == pytest.approx(after, rel=SLEPT), change
+
+
+def holds_once(before, after, change: str, tolerance: float) -> None:
+    """Whether one of three pairs agrees; `before` and `after` run and give a `Run`."""
+    off = []
+    for _ in range(3):
+        told, found = predicted(before())[change], measured(after())
+        print(f"{change}: predicted {told:.3f} s, measured {found:.3f} s")
+        off.append(abs(told / found - 1))
+        if off[-1] <= tolerance:
+            return
+    raise AssertionError(f"{change}: off by {', '.join(f'{o:.0%}' for o in off)}")
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_loop_that_computes(workers, tmp_path):
+    before = {"workers": workers, "transform": 0.0, "spin": 0.02, "read": 0.0}
+    holds_once(
+        lambda: loop(tmp_path, **before), lambda: loop(tmp_path, **{**before, "spin": 0.01}),
+        "transform:Slowed halved", COMPUTED,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_real_training(workers, tmp_path):
+    holds_once(
+        lambda: training(tmp_path, 0.1, workers), lambda: training(tmp_path, 0.05, workers),
+        "transform:AskedElsewhere halved", TRAINED,
+    )  # fmt: skip
