@@ -25,7 +25,7 @@ from .planted.scenes import Images, make_images
 HERE = Path(__file__).parent
 SLEPT, COMPUTED, TRAINED = 0.12, 0.15, 0.2
 
-pytestmark = pytest.mark.all_only
+IN_CI, BEFORE_AN_ISSUE_ENDS = pytest.mark.all_only, pytest.mark.slow
 
 
 def loop(home: Path, **costs) -> Run:
@@ -88,6 +88,7 @@ CASES = {
 }  # fmt: skip
 
 
+@IN_CI
 @pytest.mark.parametrize("case", CASES)
 def test_a_loop_over_a_real_loader(case, tmp_path):
     before, changes = CASES[case]
@@ -110,7 +111,7 @@ def holds_once(before, after, change: str, tolerance: float) -> None:
     raise AssertionError(f"{change}: off by {', '.join(f'{o:.0%}' for o in off)}")
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=IN_CI), pytest.param(2, marks=BEFORE_AN_ISSUE_ENDS)])
 def test_a_loop_that_computes(workers, tmp_path):
     before = {"workers": workers, "transform": 0.0, "spin": 0.02, "read": 0.0}
     holds_once(
@@ -119,7 +120,7 @@ def test_a_loop_that_computes(workers, tmp_path):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=IN_CI), pytest.param(2, marks=BEFORE_AN_ISSUE_ENDS)])
 def test_a_real_training(workers, tmp_path):
     holds_once(
         lambda: training(tmp_path, 0.1, workers), lambda: training(tmp_path, 0.05, workers),
