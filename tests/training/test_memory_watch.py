@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kfp_gate.observing.memory import Memory
+from kfp_gate.observing.memory_growth import main_phase
 from kfp_gate.observing.timeline import Timeline, read_timeline
-from kfp_gate.training.memory_watch import MemoryWatch, main_phase
+from kfp_gate.training.memory_watch import MemoryWatch
 
 MIB, GIB = 1 << 20, 1 << 30
 

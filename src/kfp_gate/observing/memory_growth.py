@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from kfp_gate.observing.growth import Growth, estimate
-from kfp_gate.observing.memory import Memory, size
+from kfp_gate.observing.memory import UNLIMITED, Memory, size
 
 NAMES = {
     "rss": "memory of the training process",
@@ -24,6 +24,12 @@ NAMES = {
 
 PARTS = ("rss", "children", "shmem")
 """What the container's growth is made of, as far as this process sees."""
+
+PHASE_KINDS = ("rss", "anon", "shmem", "cuda_reserved")
+"""What is read where one phase ends and the next begins."""
+
+MAINLY = 0.6
+"""A phase is named if it keeps at least this share of what is kept in an epoch, and the others nearly nothing."""
 
 KEYS = tuple(f.name for f in fields(Memory))
 
@@ -76,6 +82,32 @@ def causes(found: Sequence[Grown]) -> tuple[Grown, ...]:
     return tuple(g for g in found if g in parts or g.what == "cuda_reserved")
 
 
+def phase_kind(what: str) -> str:
+    """The kind of `PHASE_KINDS` that shows the phase of a growth; "" if none does."""
+    return what if what in PHASE_KINDS else "anon" if what == "cgroup" else ""
+
+
+def main_phase(epochs: Sequence[Mapping[str, Mapping[str, int]]], kind: str, slope: float) -> str:
+    """The phase in which a growth happens; "" if it is spread, or cannot be told.
+
+    Args:
+        epochs: what each phase kept in each epoch, as `MemoryWatch.take` gives it.
+        kind: the kind of memory.
+        slope: how much of it an epoch keeps, in bytes.
+    """
+    totals: dict[str, int] = {}
+    for epoch in epochs:
+        for phase, kept in epoch.items():
+            if kind in kept:
+                totals[phase] = totals.get(phase, 0) + kept[kind]
+    if not totals or not epochs:
+        return ""
+    each = {phase: total / len(epochs) for phase, total in totals.items()}
+    largest = max(each, key=lambda phase: each[phase])
+    others = max((abs(v) for phase, v in each.items() if phase != largest), default=0.0)
+    return largest if each[largest] >= MAINLY * slope and others <= (1 - MAINLY) * slope else ""
+
+
 def series(history: Sequence[tuple[int, Memory]], what: str) -> list[tuple[int, float | None]]:
     """One kind by epoch; of the container what the kernel cannot take back."""
     return [(epoch, memory.held if what == "cgroup" else getattr(memory, what)) for epoch, memory in history]
@@ -83,7 +115,8 @@ def series(history: Sequence[tuple[int, Memory]], what: str) -> list[tuple[int, 
 
 def memory_of(line: Mapping[str, object]) -> Memory:
     """The memory that a `memory` line tells; what is no number of bytes is unknown."""
-    return Memory(**{k: v for k in KEYS if isinstance(v := line.get(k), int) and not isinstance(v, bool) and v >= 0})
+    values = {k: v for k in KEYS if isinstance(v := line.get(k), int | float) and not isinstance(v, bool)}
+    return Memory(**{k: round(v) for k, v in values.items() if 0 <= v < UNLIMITED})
 
 
 def _forecast(what: str, growth: Growth, container: Growth | None, history: Sequence[tuple[int, Memory]]) -> Grown:

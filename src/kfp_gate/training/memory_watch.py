@@ -5,13 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kfp_gate.observing.memory import Memory
-from kfp_gate.observing.memory_growth import NAMES, Grown, causes, grown, series
+from kfp_gate.observing.memory_growth import NAMES, PHASE_KINDS, Grown, causes, grown, main_phase, phase_kind, series
 from kfp_gate.observing.timeline import Timeline
 
 log = logging.getLogger(__name__)
-
-KINDS = ("rss", "anon", "shmem", "cuda_reserved")
-"""What is read where one phase ends and the next begins."""
 
 MOVED, MOVED_EPOCHS = 0.25, 5
 """A forecast is told again if it moved by this share of the epochs that were left, or by so many epochs."""
@@ -21,9 +18,6 @@ STILL = 3
 
 LARGE = 0.25
 """Where no limit is known: growth by this share since it began is told."""
-
-MAINLY = 0.6
-"""A phase is named if it keeps at least this share of what is kept in an epoch, and the others nearly nothing."""
 
 
 class MemoryWatch:
@@ -53,8 +47,8 @@ class MemoryWatch:
         if first:
             self._start = now
         if self._before is not None:
-            kept = self._kept.setdefault(phase or "other", dict.fromkeys(KINDS, 0))
-            for kind in KINDS:
+            kept = self._kept.setdefault(phase or "other", dict.fromkeys(PHASE_KINDS, 0))
+            for kind in PHASE_KINDS:
                 a, b = getattr(self._before, kind), getattr(now, kind)
                 if a is None or b is None:
                     kept.pop(kind, None)
@@ -117,26 +111,4 @@ class MemoryWatch:
         return moved > MOVED_EPOCHS or moved > max(MOVED * (told.limit_epoch - epoch), 1)
 
     def _phase(self, now: Grown) -> str:
-        kind = now.what if now.what in KINDS else ("anon" if now.what == "cgroup" else "")
-        return main_phase(self._phases[-(now.growth.readings - 1) :], kind, now.growth.slope)
-
-
-def main_phase(epochs: list[Mapping[str, Mapping[str, int]]], kind: str, slope: float) -> str:
-    """The phase in which a growth happens; "" if it is spread, or cannot be told.
-
-    Args:
-        epochs: what each phase kept in each epoch, as `MemoryWatch.take` gives it.
-        kind: the kind of memory.
-        slope: how much of it an epoch keeps, in bytes.
-    """
-    totals: dict[str, int] = {}
-    for epoch in epochs:
-        for phase, kept in epoch.items():
-            if kind in kept:
-                totals[phase] = totals.get(phase, 0) + kept[kind]
-    if not totals or not epochs:
-        return ""
-    each = {phase: total / len(epochs) for phase, total in totals.items()}
-    largest = max(each, key=lambda phase: each[phase])
-    others = max((abs(v) for phase, v in each.items() if phase != largest), default=0.0)
-    return largest if each[largest] >= MAINLY * slope and others <= (1 - MAINLY) * slope else ""
+        return main_phase(self._phases[-(now.growth.readings - 1) :], phase_kind(now.what), now.growth.slope)
