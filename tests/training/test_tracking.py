@@ -1,5 +1,7 @@
 """Tracking against a real server: bad names, values that are none, and outages at every moment."""
 
+import gzip
+import json
 import math
 import sqlite3
 import time
@@ -166,6 +168,12 @@ def test_a_failing_rank_leaves_its_evidence_in_the_run(server: Server, tmp_path:
     assert {"map50_95", "class/a@b (50%)/map50", "train/box_loss"} <= names
     kept = {a.path for a in client.list_artifacts(run.info.run_id, "evidence")}
     assert kept == {"evidence/failure-rank0.json", "evidence/failure-rank1.json"}
+    kept = {a.path for a in client.list_artifacts(run.info.run_id, "training")}
+    assert kept == {"training/timeline-rank0.jsonl.gz", "training/record.json"}
+    stored = sorted((home / "storage" / "timelines").glob("*/rank*.jsonl.gz"))
+    assert [p.name for p in stored] == ["rank0.jsonl.gz", "rank1.jsonl.gz"]
+    for path in stored:
+        assert json.loads(gzip.decompress(path.read_bytes()).splitlines()[-1])["kind"] in ("failure", "sample")
     for rank in ranks:
         assert "hunter22" not in rank.output
     assert sorted(p.name for p in (home / "storage" / "evidence").glob("failure-*")) == [

@@ -428,10 +428,10 @@ class Session:
                 waiting = self.tracker.deliver_later()
                 if waiting:
                     store.write("evidence/tracking-spool.jsonl", "\n".join(waiting).encode())
-            if self.timelines is not None:
-                self.timelines.stop()
         except Exception as problem:
             log.warning("the evidence did not reach %s: %s", self.checkpoint_uri, type(problem).__name__)
+        if self.timelines is not None:
+            self.timelines.stop(EVIDENCE_S / 4)
         if self.ranks.rank != 0 and kind_of(error) != "peer":
             self._send_evidence()
         if self.tracker is not None:
