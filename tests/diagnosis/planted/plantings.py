@@ -34,6 +34,7 @@ class Planting:
         mount: where the images are read through a slow file system ...
         elsewhere: ... and what replaces it on a machine without FUSE.
         cores, memory: limits of a control group, in cores and bytes; 0 is none.
+        cure: settings that must make the same training faster, for the bench to try.
         crowd: processes beside the training that compute all the time.
     """
 
@@ -49,10 +50,11 @@ class Planting:
     cores: float = 0
     memory: int = 0
     crowd: int = 0
+    cure: Mapping[str, Any] = field(default_factory=dict)
 
 
 SETTINGS: Mapping[str, Any] = {
-    "base_model": SMALL_MODEL, "epochs": 3, "image_size": 64, "batch": 4, "sanity_batches": 0, "patience": 0,
+    "base_model": SMALL_MODEL, "epochs": 2, "image_size": 64, "batch": 4, "sanity_batches": 0, "patience": 0,
     "workers": 0, "overrides": {"optimizer": "AdamW", "mosaic": 0.0, "warmup_epochs": 0, "close_mosaic": 0},
 }  # fmt: skip
 
@@ -80,7 +82,7 @@ PLANTINGS: dict[str, Planting] = {
         mount=Mount(bytes_per_s=0.5e6), elsewhere=faults.slow_reader(0.05),
     ),
     "small_files": Planting(
-        "small_files", "50 ms to open each of many small files", images=Images(train=80, val=4, width=64, height=48),
+        "small_files", "50 ms to open each of many small files", images=Images(train=48, val=4, width=64, height=48),
         settings={"workers": 1}, mount=Mount(open_s=0.05),
     ),
     "preparation_cpu": Planting(
@@ -93,10 +95,11 @@ PLANTINGS: dict[str, Planting] = {
     "too_few_workers": Planting(
         "too_few_workers", "one loader process that waits in many places", faults.a_mix_of_waits,
         images=Images(train=80, val=4, width=160, height=120), settings={"workers": 1}, mount=Mount(open_s=0.008),
+        cure={"workers": 2},
     ),
     "cpu_quota": Planting(
         "cpu_quota", "a quota of 0.25 cores", cores=0.25, images=Images(train=40, val=4),
-        settings={"image_size": 224, "epochs": 2},
+        settings={"image_size": 224},
     ),
     "transfer": Planting(
         "transfer", "0.5 s to copy a batch to the device", faults.slow_copy, images=Images(train=32, val=4),
@@ -107,10 +110,11 @@ PLANTINGS: dict[str, Planting] = {
     ),
     "checkpoint_stall": Planting(
         "checkpoint_stall", "a disk that takes 4 s for a state", faults.slow_disk, images=Images(train=32, val=4),
+        settings={"epochs": 3},
     ),
     "upload_stall": Planting(
         "upload_stall", "a store that takes 6 s for a state", faults.slow_store, images=Images(train=24, val=4),
-        settings={"epochs": 4},
+        settings={"epochs": 3},
     ),
     "validation": Planting(
         "validation", "400 val images for 40 train images", images=Images(train=40, val=400),
@@ -134,15 +138,15 @@ PLANTINGS: dict[str, Planting] = {
     ),
     "seed_before": Planting(
         "preparation_cpu", "target maps by a loop over points, reads of 36 ms an image",
-        faults.with_transform(lambda: faults.TargetMaps(loop=True, grid=128)), ("TargetMaps",), **SEED,
+        faults.with_transform(lambda: faults.TargetMaps(loop=True, grid=224)), ("TargetMaps",), **SEED,
     ),
     "seed_between": Planting(
         "slow_reads", "target maps by rows, the same reads",
-        faults.with_transform(lambda: faults.TargetMaps(loop=False, grid=128)), **SEED,
+        faults.with_transform(lambda: faults.TargetMaps(loop=False, grid=224)), **SEED,
     ),
     "seed_after": Planting(
         "", "target maps by rows, the images on a disk of this machine",
-        faults.with_transform(lambda: faults.TargetMaps(loop=False, grid=128)), **{**SEED, "mount": None},
+        faults.with_transform(lambda: faults.TargetMaps(loop=False, grid=224)), **{**SEED, "mount": None},
     ),
     "healthy": Planting("", "no loader process", images=COMPUTED, settings=COMPUTING),
     "healthy_workers": Planting(
