@@ -25,6 +25,9 @@ from planted.judging import Judged, confusion, judge, plain, table
 from planted.plantings import PLANTINGS, SEED_CASE
 from planted.running import CannotBePlantedError, run
 
+CURED = 0.8
+"""What an epoch must take, of its former time, once the settings are changed as the cause asks for."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -34,6 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     names = options.only or (SEED_CASE if options.seed_case else [n for n in PLANTINGS if n not in SEED_CASE])
     judged: list[tuple[str, Judged]] = []
+    cured: dict[str, float] = {}
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
@@ -48,7 +52,10 @@ def main() -> None:
             one = judge(PLANTINGS[name], ran.out, home / "scratch")
             judged.append((name, one))
             print(f"{name}: {PLANTINGS[name].about}{f' ({ran.note})' if ran.note else ''}; {ran.seconds:.0f} s")
-            print(f"    {one.diagnosis.answer}\n", flush=True)
+            print(f"    {one.diagnosis.answer}")
+            if PLANTINGS[name].cure:
+                cured[name] = cure(name, home / "cured", one)
+            print(flush=True)
             if options.keep is None:
                 shutil.rmtree(home)
     print(table(judged), end="\n\n")
@@ -58,9 +65,23 @@ def main() -> None:
     print(json.dumps({
         "name": "diagnosis", "ours": {"right": right, "of": len(judged), "runs": {n: plain(o) for n, o in judged}},
         "peers": {"torch_tb_profiler rules": {"right": rules, "of": len(judged)}},
-        "ratios": {"right_over_rules": round(right / max(rules, 1), 2)}, "bars": {"right": len(judged)},
-        "met": bool(judged) and right == len(judged),
+        "ratios": {"right_over_rules": round(right / max(rules, 1), 2), "cured": cured},
+        "bars": {"right": len(judged), "cured": CURED},
+        "met": bool(judged) and right == len(judged) and all(c < CURED for c in cured.values()),
     }))  # fmt: skip
+
+
+def cure(name: str, home: Path, before: Judged) -> float:
+    """Run once more with the planting's cure; returns an epoch's time over what it was."""
+    settings = PLANTINGS[name].cure
+    home.mkdir()
+    after = judge(PLANTINGS[name], run(name, home, settings=settings).out, home / "scratch").diagnosis.epoch_s
+    was = before.diagnosis.epoch_s
+    changed = ", ".join(f"{k}={v}" for k, v in settings.items())
+    if after is None or was is None:
+        raise SystemExit(f"{name}: no epoch with {changed}")
+    print(f"    with {changed} an epoch takes {after:.2f} s instead of {was:.2f} s")
+    return round(after / was, 3)
 
 
 if __name__ == "__main__":

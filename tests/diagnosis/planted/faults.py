@@ -86,11 +86,11 @@ def a_mix_of_waits(_rank: int) -> None:
     decode = cv2.imdecode
 
     def slow_decode(*arguments: Any) -> Any:
-        time.sleep(0.014)
+        time.sleep(0.018)
         return decode(*arguments)
 
     cv2.imdecode = slow_decode
-    with_transform(lambda: AskedElsewhere(0.014))(_rank)
+    with_transform(lambda: AskedElsewhere(0.018))(_rank)
 
 
 def slow_reader(seconds: float) -> Fault:

@@ -94,7 +94,7 @@ PLANTINGS: dict[str, Planting] = {
     ),
     "too_few_workers": Planting(
         "too_few_workers", "one loader process that waits in many places", faults.a_mix_of_waits,
-        images=Images(train=80, val=4, width=160, height=120), settings={"workers": 1}, mount=Mount(open_s=0.008),
+        images=Images(train=80, val=4, width=160, height=120), settings={"workers": 1}, mount=Mount(open_s=0.004),
         cure={"workers": 2},
     ),
     "cpu_quota": Planting(
