@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from kfp_gate.diagnosis.changes import LESS, MORE, NO_DIFFERENCE, ONE_VALUE, SAME, Change, shown
 from kfp_gate.diagnosis.comparable import show
-from kfp_gate.diagnosis.compare import LESS, MORE, NO_DIFFERENCE, ONE_VALUE, SAME, Change, Comparison, shown
+from kfp_gate.diagnosis.compare import Comparison
 from kfp_gate.diagnosis.outputs import DIFFER, EQUAL, UNKNOWN, WITHIN_NOISE, Series
 
 _OF_SERIES = {
