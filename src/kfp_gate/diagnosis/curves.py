@@ -82,7 +82,7 @@ def round_size(value: float) -> float:
     return unit * round_up(value / unit)
 
 
-def round_up(value: float) -> float:
+def round_up(value: float, steps: Sequence[float] = (1, 1.5, 2, 3, 4, 6, 8, 10)) -> float:
     """A round number at or above a value, for the upper edge of an axis.
 
     >>> round_up(0.31), round_up(7.0), round_up(0.0)
@@ -95,4 +95,4 @@ def round_up(value: float) -> float:
         unit /= 10
     while unit * 10 <= value:
         unit *= 10
-    return next(step * unit for step in (1, 1.5, 2, 3, 4, 6, 8, 10) if value <= step * unit * (1 + 1e-9))
+    return next(step * unit for step in steps if value <= step * unit * (1 + 1e-9))

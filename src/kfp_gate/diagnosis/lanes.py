@@ -91,7 +91,7 @@ HOST_LANES = (
           quiet=True),
     _Plan("Some task waits (pressure)", {"for CPU": _key("pressure_cpu"), "for storage": _key("pressure_io"),
           "for memory": _key("pressure_memory")}, amounts.share, top=1.0, keys=("pressure_cpu",)),
-    _Plan("Read", {"from storage": _read, "from the network": _key("net_rx")}, amounts.rate),
+    _Plan("Read", {"from storage": _read, "from the network": _key("net_rx")}, amounts.rate, quiet=True),
     _Plan("Memory of the container", {"all": _key("cgroup"), "of processes": _key("anon"), "file cache": _key("file")},
           amounts.size, keys=("cgroup",)),
 )  # fmt: skip

@@ -154,7 +154,7 @@ def memory(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
             for g in diagnosis.growth
         ],
         "series": series if len(epochs) > 1 else [],
-        "top": round_up(largest),
+        "top": round_up(largest, (1, 2, 4, 6, 8, 10)),
         "span": (epochs[0], max(epochs[-1], epochs[0] + 1)) if epochs else (1, 2),
     }
 
