@@ -80,6 +80,7 @@ class Session:
         self.timelines: Timelines | None = None
         self.reference: BoxReference
         self._failing = threading.Lock()
+        self._signalled = False
         self._main = threading.get_ident()
 
     @property
@@ -99,6 +100,9 @@ class Session:
             self._train()
         except BaseException as caught:
             error = self.watch.cause(caught) if self.watch is not None else caught
+            if self._signalled and isinstance(error, Exception) and not isinstance(error, KfpGateError):
+                # What was raised for the signal got lost on the way, and what died of it too is met first.
+                error = Terminated(f"SIGTERM: the pod is being ended ({type(caught).__name__})")
             if error is not caught:
                 error.__cause__ = caught
             return self._fail(error)
@@ -109,6 +113,10 @@ class Session:
     def failing(self) -> bool:
         """Whether this rank is leaving its evidence."""
         return self._failing.locked()
+
+    def hear_signal(self) -> None:
+        """Called when SIGTERM arrives."""
+        self._signalled = True
 
     def end_by_signal(self) -> None:
         """Called from a timer when the main thread did not end after SIGTERM."""

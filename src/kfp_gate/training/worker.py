@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from kfp_gate.training.session import Session
 
     session = Session(spec, ranks, out=parsed.out.resolve(), private=private, node=socket.gethostname())
-    _on_sigterm(session.end_by_signal, busy=lambda: session.failing)
+    _on_sigterm(session.end_by_signal, busy=lambda: session.failing, heard=session.hear_signal)
     code = session.run()
     sys.stdout.flush()
     if threading.active_count() > 1:
@@ -69,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     raise SystemExit(code)
 
 
-def _on_sigterm(end: Callable[[], None], *, busy: Callable[[], bool] = lambda: False) -> None:
+def _on_sigterm(
+    end: Callable[[], None], *, busy: Callable[[], bool] = lambda: False, heard: Callable[[], None] = lambda: None
+) -> None:
     def handle(_number: int, _frame: FrameType | None) -> None:
         from kfp_gate.training.evidence import Terminated
 
@@ -79,6 +81,7 @@ def _on_sigterm(end: Callable[[], None], *, busy: Callable[[], bool] = lambda: F
         timer = threading.Timer(TERMINATION_S, end)
         timer.daemon = True
         timer.start()
+        heard()
         # Loader processes may get the same signal: their end is not what ended this rank.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         raise Terminated("SIGTERM: the pod is being ended")
