@@ -144,12 +144,17 @@ def test_on_a_gpu_the_host_only_queues():
     known = made(gpu, *[window(host, device=device, parts=parts)] * 5, epoch(), sample)
     table = rows(known)
     assert estimate(known).epoch_s == pytest.approx(10.0)
-    # 75 of 100 ms; the host needs 24 ms to queue it.
-    assert table["device compute halved"].seconds == pytest.approx(10.0 - 3.75, rel=0.02)
+    # 75 of 100 ms, of which the host needs 24 ms to queue it, and 4 of the 5 ms of the loss.
+    assert table["device compute halved"].seconds == pytest.approx(10.0 - 3.6, rel=0.02)
     assert table["device compute free"].seconds == pytest.approx(10.0 - 7.5 + 2.4, rel=0.05)
     assert {p.name: round(p.share, 3) for p in phase_shares(known)} == {
         "data": 0.05, "transfer": 0.1, "forward": 0.3, "loss": 0.05, "backward": 0.4, "optimizer": 0.1
     }  # fmt: skip
+    # A loss in which the host waits for its results stays; forward and backward still shrink.
+    waits = {**host, "loss": 0.02, "optimizer": 0.049}
+    device = {**device, "loss": 2.0, "backward": 2.5}
+    found = rows(made(gpu, *[window(waits, device=device, parts=parts)] * 5, epoch(), sample))
+    assert found["device compute halved"].seconds == pytest.approx(10.0 - 2.75, rel=0.02)
     unknown = made(gpu, *[window(host, parts=parts)] * 5, epoch(), sample)
     assert not [c for c in rows(unknown) if "device" in c or "transfer" in c or "optimizer" in c]
     assert any("no device clock" in u for u in estimate(unknown).unknown)

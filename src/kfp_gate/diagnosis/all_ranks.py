@@ -1,6 +1,6 @@
 """A step on all ranks: each ends with the slowest."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,12 @@ PLAYED = 6
 
 BUSY, IDLE = 0.9, 0.5
 """Share of its time that a device computes, above which it, and below which the host, sets the pace."""
+
+QUICK = 0.5
+"""Share of the device's time in which the host queues its work, up to which the host surely does not hold it up."""
+
+_QUEUES = ("forward", "backward")
+"""Phases in which the host has no reason to wait for the device."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,9 @@ class Ranks:
             return share * work
         if not draws.has_device:
             return None
-        queued = draws.host(*COMPUTE)
-        if queued[0] <= 0.5 * work[0]:
-            return np.clip(work - np.maximum((1 - share) * work, queued), 0.0, None)
-        # The host may wait inside these phases, and then its time says nothing about queueing.
+        if float(draws.host(*_QUEUES)[0]) <= QUICK * float(draws.phase(*_QUEUES)[0]):
+            # The loss may wait for results of its own, and then the host's time in it is not that of queueing.
+            return _sum(_shorter(draws.phase(p), draws.host(p), share) for p in COMPUTE)
         if busy is None:
             return None
         active = busy / max(1e-12, float(draws.step[0] - draws.phase(DATA)[0]))
@@ -153,6 +158,16 @@ def _waits_for_ranks(drawn: Sequence[Draws]) -> list[Floats]:
         longer = draws.phase("forward") - first.phase("forward")
         found.append(draws.phase("backward") - shortest + np.clip(np.minimum(later, longer), 0.0, None))
     return found
+
+
+def _shorter(device: Floats, host: Floats, share: float) -> Floats:
+    """(B,) seconds saved where a share of the device's work goes and the host queues it as before."""
+    return np.clip(device - np.maximum((1 - share) * device, host), 0.0, None)
+
+
+def _sum(of_phases: Iterable[Floats]) -> Floats:
+    total: Floats = np.sum(list(of_phases), axis=0)
+    return total
 
 
 def _largest(of_ranks: Sequence[Floats]) -> Floats:

@@ -168,7 +168,7 @@ def _change(what: str, unit: str, before: Floats, after: Floats, blocks: int) ->
     ratio = points[1] / points[0]
     if blocks < 2 or len(before) < 2:
         return Change(what, unit, *points, ratio, None, None, ONE_VALUE)
-    ratios = np.divide(after, before, out=np.full(len(before), ratio), where=before > 0)
+    ratios = np.divide(after, before, out=np.full(len(before), ratio), where=before > 1e-12)
     low, high = interval(ratios, blocks)
     low = max(0.0, low)
     same = low <= 1 <= high or abs(ratio - 1) < SAME

@@ -15,7 +15,9 @@ A CPU that is shared bounds every change: cores cannot give more seconds a secon
 least (CPU seconds of the loader's and the main process) / cores, where these are known.
 
 On a GPU the host only queues work in forward, loss and backward. Their times, and those of transfer and optimizer, are
-the device clock's or they are unknown. Less work for the device saves down to what the host needs to queue it.
+the device clock's or they are unknown. Less work for the device saves, in each phase, down to what the host needs to
+queue it. Where the host takes nearly as long as the device it may be waiting, or be the slower one: a profile window
+tells, else there is no row.
 
 Intervals hold 90% and come from drawing the stretches of steps (blocks of about 5 s), and the epochs, again with
 replacement, widened for few of them (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", 4.1.1). They say

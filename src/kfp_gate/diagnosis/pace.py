@@ -80,7 +80,7 @@ class Pace:
         """(B,) share of preparation that these loader parts take."""
         chosen = np.sum([self.parts[m] for m in members if m in self.parts] or [np.zeros_like(self.wait)], axis=0)
         whole = np.sum(list(self.parts.values()), axis=0) if self.workers else self.wait
-        share: Floats = np.clip(np.divide(chosen, whole, out=np.zeros_like(whole), where=whole > 0), 0.0, 1.0)
+        share: Floats = np.clip(np.divide(chosen, whole, out=np.zeros_like(whole), where=whole > 1e-12), 0.0, 1.0)
         return share
 
     def changed(self, prepared: Floats | float = 0.0, saved: Floats | float = 0.0, times: int = 1) -> Floats:
@@ -145,7 +145,7 @@ class Pace:
             # A host that waits for its GPU spins: that is no demand.
             if steps.main_cores is None:
                 return None
-            share = np.divide(rest, self.rest, out=np.ones_like(rest), where=self.rest > 0)
+            share = np.divide(rest, self.rest, out=np.ones_like(rest), where=self.rest > 1e-12)
             demand = demand + steps.main_cores * self.draws.step * share
         bound: Floats = demand * self.ranks_on_node / steps.cores
         return bound

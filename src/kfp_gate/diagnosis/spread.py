@@ -151,8 +151,8 @@ class Draws:
     def _mean(self, sums: list[float], counts: list[float] | list[int]) -> Floats:
         """Ratio of sums; a draw without any count gets the measured value."""
         above, below = self.weights @ np.array(sums, dtype=float), self.weights @ np.array(counts, dtype=float)
-        if below[0] <= 0:
+        if below[0] <= 1e-12:
             return np.full(len(below), np.nan)
-        ratio = np.divide(above, below, out=np.full(len(below), above[0] / below[0]), where=below > 0)
+        ratio = np.divide(above, below, out=np.full(len(below), above[0] / below[0]), where=below > 1e-12)
         mean: Floats = ratio
         return mean
