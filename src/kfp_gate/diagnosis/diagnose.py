@@ -2,9 +2,11 @@
 
 from kfp_gate.diagnosis.amounts import cores
 from kfp_gate.diagnosis.answer import sentence
-from kfp_gate.diagnosis.findings import BAR, HEALTH, Diagnosis, Finding, MemoryGrowth, PhaseShare, Scenario, Unjudged
+from kfp_gate.diagnosis.counterfactual import phase_shares, scenarios
+from kfp_gate.diagnosis.findings import BAR, HEALTH, Diagnosis, Finding, Unjudged
+from kfp_gate.diagnosis.growth import growth
 from kfp_gate.diagnosis.hypotheses import judge
-from kfp_gate.diagnosis.hypotheses.crowding import idle_cores
+from kfp_gate.diagnosis.hypotheses.crowding import cores_used
 from kfp_gate.diagnosis.hypotheses.feeding import feeding
 from kfp_gate.diagnosis.measuring import observe
 from kfp_gate.diagnosis.observations import Observations
@@ -41,7 +43,7 @@ def diagnose(run: Run) -> Diagnosis:
     named = tuple(f for f in faults if f.weight >= BAR)
     lacking = _lacking(seen, judged, few)
     state = "cause" if named else "not_enough" if lacking else "no_cause"
-    shares, (epoch_s, rows), growth = _parts(run)
+    epoch_s, rows = scenarios(run)
     unjudged = [j for j in judged if isinstance(j, Unjudged)]
     if few:
         timed = [j for j in judged if isinstance(j, Finding) and j not in faults]
@@ -49,8 +51,8 @@ def diagnose(run: Run) -> Diagnosis:
     return Diagnosis(
         where=run.where, state=state, answer=sentence(seen, state, named, judged, lacking), findings=named,
         minor=tuple(j for j in judged if isinstance(j, Finding) and j not in named and (not few or j in faults)),
-        unjudged=tuple(unjudged), phases=shares, epoch_s=epoch_s, scenarios=rows, growth=growth, running=run.running,
-        conditions=dict(run.conditions), notes=(*run.notes, *_notes(seen)),
+        unjudged=tuple(unjudged), phases=phase_shares(run), epoch_s=epoch_s, scenarios=rows, growth=growth(run),
+        running=run.running, conditions=dict(run.conditions), notes=(*run.notes, *_notes(seen)),
     )  # fmt: skip
 
 
@@ -95,24 +97,12 @@ def _notes(seen: Observations) -> list[str]:
     queued = known(first.queued) if first is not None else None
     if first is not None and queued is not None and queued >= QUEUED and seen.cores is not None:
         others = queued - (known(first.throttled) or 0.0)
-        free = idle_cores(seen)
-        if others >= QUEUED and free is not None and free >= 0.25 * seen.cores:
+        used = cores_used(seen)
+        if others >= QUEUED and used is not None and used <= 0.75 * seen.cores:
             notes.append(
-                f"the step's own thread waits {queued:.0%} of the time for a core, though {free:.1f} of "
-                f"{cores(seen.cores)} are not this run's: others take them, and all times are longer for it"
+                f"the step's own thread waits {queued:.0%} of the time for a core, while this run uses {used:.2g} of "
+                f"{cores(seen.cores)}: others on the machine take them, and all times are longer for it"
             )
     if seen.epoch is not None and not seen.epoch.counted:
         notes.append("no epoch has ended: shares are of the steps alone, without validation and checkpoints")
     return notes
-
-
-def _parts(
-    run: Run,
-) -> tuple[tuple[PhaseShare, ...], tuple[float | None, tuple[Scenario, ...]], tuple[MemoryGrowth, ...]]:
-    from kfp_gate.diagnosis.counterfactual import phase_shares, scenarios
-
-    try:
-        from kfp_gate.diagnosis.growth import growth
-    except ImportError:
-        return phase_shares(run), scenarios(run), ()
-    return phase_shares(run), scenarios(run), growth(run)

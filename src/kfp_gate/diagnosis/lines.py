@@ -20,8 +20,8 @@ from kfp_gate.errors import InvalidInput
 LONGEST_LINE = 8 << 20
 """Bytes; a profile of a large model is below one."""
 
-LARGEST_FILE = 4 << 30
-"""Bytes of one timeline, unpacked: years of windows. A small packed file may hold more than any memory."""
+LARGEST_FILE, MOST_LINES = 2 << 30, 5_000_000
+"""Bytes and lines of one timeline, unpacked: months of windows. A small packed file may hold more than any memory."""
 
 LARGEST_NUMBER = 1e18
 
@@ -67,7 +67,7 @@ def read_lines(path: Path, where: str) -> Lines:
 
 def _read(file: BinaryIO, where: str) -> Lines:
     found: list[Mapping[str, Any]] = []
-    dropped, cut, total = 0, False, 0
+    dropped, cut, total, count = 0, False, 0, 0
     pieces = _whole_lines(file)
     while True:
         try:
@@ -79,11 +79,11 @@ def _read(file: BinaryIO, where: str) -> Lines:
         if raw is None:
             break
         text, whole = raw
-        total += len(text)
-        if total > LARGEST_FILE:
+        total, count = total + len(text), count + 1
+        if total > LARGEST_FILE or count > MOST_LINES:
             raise InvalidInput(
-                f"more than {LARGEST_FILE >> 30} GiB of lines", expected="the timeline of one training", where=where,
-                next_step="check what this file is; a timeline holds a few megabytes a day",
+                f"more than {LARGEST_FILE >> 30} GiB or {MOST_LINES:,} lines", expected="the timeline of one training",
+                where=where, next_step="check what this file is; a timeline holds a few megabytes a day",
             )  # fmt: skip
         line = parse(text)
         if line is not None:

@@ -45,7 +45,7 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
             tuple(evidence), tuple(against),
             next_check="watch `cat /sys/fs/cgroup/cpu.stat` in the pod: nr_throttled must stand still with a higher "
             "`cpu` limit, or with none",
-            refuted_by="steps as slow with twice the limit",
+            refuted_by="steps that take as long with twice the limit",
             missing=() if quota else ("the quota itself: not readable",),
             detail={"advice": f"Raise the container's CPU limit to {_cores_wanted(used + held)}",
                     "throttled_s_per_s": held, "used_cores": used, "quota": quota, "lost": lost},

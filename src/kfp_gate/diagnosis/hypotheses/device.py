@@ -5,7 +5,7 @@ did is known from its own clock (events between the phases), from NVML's utilisa
 kernel ran, an upper bound of work), and from a profile window (the union of its kernels).
 """
 
-from kfp_gate.diagnosis.amounts import cores, duration, rate, share
+from kfp_gate.diagnosis.amounts import cores, duration, rate, share, size
 from kfp_gate.diagnosis.findings import Finding, Unjudged
 from kfp_gate.diagnosis.observations import Observations, RankSeen
 from kfp_gate.diagnosis.quantities import Unknown, known, reason
@@ -64,7 +64,7 @@ def _transfer(seen: Observations, rank: RankSeen) -> Finding | Unjudged:
     ]
     against = []
     if moved and seconds > 0:
-        evidence.append(f"{moved / 1e6:,.0f} MB a step arrive at {rate(moved / seconds)}")
+        evidence.append(f"{size(moved)} a step move at {rate(moved / seconds)}")
         if moved / seconds > 10e9:
             against.append("that is near what PCIe carries: fewer bytes would help, not pinning")
     if pinned is False and rank.cuda:
@@ -157,10 +157,11 @@ def _throttling(seen: Observations, rank: RankSeen) -> Finding | Unjudged:
         against.append("its clock hardly drops: a GPU at full work often touches its power limit")
     heat = any("thermal" in n for n in gpu.slowed)
     return Finding(
-        "gpu_throttling", f"the GPU runs at {slow / top:.0%} of its clock {share(often)} of the time", weight,
-        tuple(evidence), tuple(against),
+        "gpu_throttling",
+        f"{share(weight)} of the time is lost to a GPU that slows itself down, {share(often)} of the time to "
+        f"{slow / top:.0%} of its clock", weight, tuple(evidence), tuple(against),
         next_check="`nvidia-smi -q -d TEMPERATURE,POWER,CLOCK` on the node while it runs: temperature and limit",
-        refuted_by="the same clock at a low temperature and draw",
+        refuted_by="a clock that stays low while temperature and draw are low",
         detail={"advice": "Have the node's cooling and the GPU's power limit looked at" if heat
                 else "Have the GPU's power limit looked at", "reasons": dict(gpu.slowed), "clock_mhz": slow,
                 "top_mhz": top},

@@ -50,7 +50,7 @@ def _checkpoint(seen: Observations, epoch: EpochSeen, checkpoints: list[Line]) -
         tuple(against),
         next_check="write a file of the checkpoint's size to the worker's folder and time it: "
         "`dd if=/dev/zero of=FOLDER/x bs=1M count=500 conv=fsync`",
-        refuted_by="a fast disk and the same standstill: then it is taking the state, not writing it",
+        refuted_by="a standstill that is as long with a fast disk: then it is taking the state, not writing it",
         missing=() if not isinstance(epoch.waited, Unknown) else (f"waiting for uploads: {epoch.waited.reason}",),
         detail={"advice": "Give the worker a faster local disk (an emptyDir in memory or on NVMe)",
                 "seconds": stands, "epoch_s": epoch.total},
@@ -84,7 +84,7 @@ def _upload(seen: Observations, epoch: EpochSeen, checkpoints: list[Line], lines
         "upload_stall", f"waiting for uploads takes {share(weight)} of the time", weight, tuple(evidence),
         tuple(against),
         next_check="time an upload of the same size to checkpoint_uri from the worker's node",
-        refuted_by="a fast upload from the same node at the same hour", missing=tuple(missing),
+        refuted_by="an upload of that size from the same node that takes less than an epoch", missing=tuple(missing),
         detail={"advice": "Put checkpoint_uri into a nearer or faster store, or lower upload_bound_s",
                 "seconds": waited, "epoch_s": epoch.total, "upload_s": sum(times) / len(times) if times else None},
     )  # fmt: skip
@@ -126,12 +126,13 @@ def _validation(seen: Observations, epoch: EpochSeen, first: RankSeen, lines: Se
         "gather": "one rank comes late: compare the ranks' validation times",
         "metrics": "rank 0 computes while the others wait: fewer monitors or classes",
     }.get(heaviest, "a smaller val set")
+    title = f"validation takes {share(weight)} of the time"
+    if named < weight and expected is not None:
+        title = f"validation takes {share(named)} of the time beyond what its images must take"
     return Finding(
-        "validation",
-        f"validation takes {share(weight)} of the time" + (f", most of it {heaviest}" if heaviest else ""),
-        named, tuple(evidence), tuple(against),
+        "validation", title + (f", most of it {heaviest}" if heaviest else ""), named, tuple(evidence), tuple(against),
         next_check="a run with half of the val images: it must take half as long, or its cost is not the images",
-        refuted_by="a validation as long with half of the images",
+        refuted_by="a validation that takes as long with half of the images",
         missing=tuple(missing),
         detail={"advice": f"Try this: {advice}", "seconds": epoch.validation, "share": weight, "expected_s": expected,
                 "parts": parts, "heaviest": heaviest},

@@ -16,6 +16,9 @@ from kfp_gate.diagnosis.observations import Loading, Observations
 from kfp_gate.diagnosis.quantities import Unknown, known, reason
 
 CAUSES = ("slow_reads", "small_files", "preparation_cpu")
+COMPUTES = 0.7
+"""Share of its time for which a part must be on a core, or wait for one, to be called computing."""
+
 NEARLY = 0.02
 """Share of the time below which a wait needs no explanation."""
 
@@ -77,7 +80,8 @@ def _slow_reads(seen: Observations, fed: Feeding, loading: Loading) -> Finding |
     if waiting is not None and waiting >= 0.1:
         evidence.append(f"loader processes stand in uninterruptible sleep {share(waiting)} of the time")
     elif waiting is not None and weight >= NEARLY:
-        against.append(f"loader processes are in uninterruptible sleep only {share(waiting)} of the time: no disk, "
+        seldom = f"only {share(waiting)} of the time" if waiting else "at no look"
+        against.append(f"loader processes are in uninterruptible sleep {seldom}: no disk, "
                        "but a network or user-space file system may wait otherwise")  # fmt: skip
     io = known(fed.rank.pressure["io"])
     if io is not None and io >= 0.2:
@@ -93,7 +97,7 @@ def _slow_reads(seen: Observations, fed: Feeding, loading: Loading) -> Finding |
         "slow_reads", title, weight, tuple(evidence), tuple(against),
         next_check="copy the images to a local disk or memory (/dev/shm) for one short run: steps must get faster by "
         "about this share; or time one file with `dd if=FILE of=/dev/null bs=1M iflag=direct`",
-        refuted_by="the same waiting with the images on a local disk",
+        refuted_by="a wait for images that is as long with the images on a local disk",
         missing=tuple(missing),
         detail={"advice": "Keep the images on a faster or nearer disk, or in fewer and larger objects",
                 "wait_s": fed.wait, "blocked_s": seconds, "part_s": read.wall if read else 0.0, "parts": list(READING),
@@ -155,14 +159,14 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
     # What loader processes keep the step's own thread off its core, too, unless fewer of them would end it.
     taken = _taken(seen, fed)
     weight = seen.share(seconds + taken)
-    evidence, against = [], []
+    evidence, against, waits = [], [], False
     if work:
-        evidence.append(f"preparing a batch takes {duration(whole)} on a core besides reading; the largest part is "
+        evidence.append(f"preparing a batch takes {duration(whole)} of a process besides reading; the largest part is "
                         f"{shown(name)} with {duration(work[name])} ({share(work[name] / everything)})")  # fmt: skip
         part = loading.parts[name]
         if part.cpu is not None and part.wall > 0:
-            on_core = min(1.0, part.cpu * loading.stretch / part.wall)
-            if on_core >= 0.7:
+            waits = part.cpu * loading.stretch / part.wall < COMPUTES
+            if not waits:
                 evidence.append(f"it computes: {share(part.cpu / part.wall)} of its time is on a core"
                                 + (", the rest is waiting for one" if loading.stretch > 1.2 else ""))  # fmt: skip
             else:
@@ -184,7 +188,7 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
     functions = _functions(seen, name)
     evidence += functions
     if spare and idle is not None and stands_out < whole / 2 and fed.wait > 0:
-        against.append(f"no part stands out, and {cores(idle)} are idle: more loader processes come first")
+        against.append(f"no part stands out, and {idle:.1f} cores are idle: more loader processes come first")
     against += _bound(seen, fed, whole)
     title = (
         f"{share(weight)} of the time " + ("waits for" if seconds >= taken else "goes to") + " images to be prepared"
@@ -196,10 +200,10 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
         "preparation_cpu", title, weight, tuple(evidence), tuple(against),
         next_check=("a short run with profile_steps=20, which names the functions inside " + shown(name or "it")
                     if not functions else f"replace or vectorise {shown(name)}, and compare the two runs"),
-        refuted_by=f"the same steps with {shown(name)} left out" if name else "the same steps on prepared images "
-        "(probe_steps)",
+        refuted_by="steps that take as long "
+        + (f"with {shown(name)} left out" if name else "on images held in memory (probe_steps)"),
         missing=() if functions else ("functions inside the transforms: no profile window in this run",),
-        detail={"advice": _advice(fed, loading, name, idle if spare else None), "wait_s": fed.wait,
+        detail={"advice": _advice(fed, loading, name, waits, spare, idle), "wait_s": fed.wait,
                 "part": name, "part_s": work.get(name),
                 "parts": [n for n in sorted(work, key=lambda n: -work[n])], "work_s": whole,
                 "idle_cores": idle, "functions": functions},
@@ -213,12 +217,18 @@ def _taken(seen: Observations, fed: Feeding) -> float:
     return held if better is None else max(0.0, held - max(0.0, fed.rank.step_s - better))
 
 
-def _advice(fed: Feeding, loading: Loading, name: str, idle: float | None) -> str:
-    what = {
-        "decode": "Store the images smaller, near the size that is trained on",
-        "resize": "Store the images at the size that is trained on",
-    }.get(name, f"Make {shown(name)} cheaper")
-    if idle is not None:
+def _advice(fed: Feeding, loading: Loading, name: str, waits: bool, spare: bool, idle: float | None) -> str:
+    what = (
+        f"Find out what {shown(name)} waits for"
+        if waits
+        else {
+            "decode": "Store the images smaller, near the size that is trained on",
+            "resize": "Store the images at the size that is trained on",
+        }.get(name, f"Make {shown(name)} cheaper")
+    )
+    if idle is None:
+        return what
+    if spare:
         return f"{what}, or try workers={wanted(fed, loading, idle).workers}"
     return f"{what}; more loader processes would find no free core"
 
@@ -245,7 +255,7 @@ def _bound(seen: Observations, fed: Feeding, seconds: float) -> list[str]:
             "beside the step costs nothing"
         )
     host = fed.rank.phase("data")
-    if fed.wait < host - 1e-9:
+    if fed.wait < 0.95 * host:
         found.append(f"of {duration(host)} in which the host waits for images the device computes all but "
                      f"{duration(fed.wait)}")  # fmt: skip
     usual, prepared = seen.probes.get("usual"), seen.probes.get("prepared")

@@ -7,7 +7,7 @@ from kfp_gate.diagnosis.amounts import duration, share
 from kfp_gate.diagnosis.findings import Finding, Unjudged
 from kfp_gate.diagnosis.observations import Observations
 from kfp_gate.diagnosis.runs import Line
-from kfp_gate.diagnosis.steady import number
+from kfp_gate.diagnosis.steady import attempts, number
 
 LISTED = 6
 
@@ -35,14 +35,15 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
     evidence, against = [], []
     if lost > 0:
         epochs = ", ".join(f"{e:.0f}" for e in again[:LISTED]) + (", ..." if len(again) > LISTED else "")
-        evidence.append(f"{duration(lost)} of {duration(total)} of steps were done again (epochs {epochs})")
+        word = "epochs" if len(again) > 1 else "epoch"
+        evidence.append(f"{duration(lost)} of {duration(total)} of steps were done again ({word} {epochs})")
     if recovers:
         why = next((line["reason"] for line in reversed(recovers) if line.get("reason")), "")
-        evidence.append(
-            f"{len(recovers)} time{'s' * (len(recovers) > 1)} training went back an epoch" + (f": {why}" if why else "")
-        )
+        evidence.append(f"training went back an epoch {_times(len(recovers))}" + (f": {why}" if why else ""))
     if starts > 1:
-        evidence.append(f"the worker was started {starts} times and resumed {resumes} times")
+        evidence.append(f"the worker was started {starts} times and resumed {_times(resumes)}")
+        ends = [line for a in attempts(lines)[:-1] for line in a if line["kind"] == "failure" and line.get("failure")]
+        evidence += [f"an attempt before ended in a failure of kind {line['failure']!r}" for line in ends[:LISTED]]
     if not lost:
         against.append("no step was done twice")
     nan = bool(recovers)
@@ -57,11 +58,15 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
             tuple(against),
             next_check="look at the loss just before the epochs that were done again" if nan
             else "look at the ends of the earlier attempts: eviction, preemption, memory",
-            refuted_by="batches that go on where the attempt before ended",
+            refuted_by="an attempt whose first batch follows the last one of the attempt before",
             detail={"advice": advice, "seconds": lost, "total_s": total, "recovers": len(recovers), "starts": starts,
                     "resumes": resumes},
         )
     ]  # fmt: skip
+
+
+def _times(count: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def redone(work: Iterable[_Done]) -> tuple[float, float, list[float]]:

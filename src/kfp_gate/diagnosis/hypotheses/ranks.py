@@ -62,7 +62,7 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
             cause, f"{who} {verb} for rank {late.rank} {share(weight)} of the time ({NAMES[phase]})", weight,
             tuple(evidence), tuple(against),
             next_check=f"diagnose rank {late.rank} by itself: " + _why(late, phase),
-            refuted_by=f"the same waiting with rank {late.rank} on another node, or with its images on another disk",
+            refuted_by=f"ranks that wait as long for rank {late.rank} after it moved to another node",
             missing=tuple(missing),
             detail={"advice": f"Look at rank {late.rank} first: {NAMES[phase]} takes {duration(mine)} there and "
                     f"{duration(theirs)} elsewhere", "slow_rank": late.rank, "waiting": waiting, "phase": phase,

@@ -77,14 +77,14 @@ def _too_few(seen: Observations, fed: Feeding) -> Finding | Unjudged:
         against.append(f"some task waits for a core {share(pressure)} of the time: others may use the idle cores")
     have = "no loader process prepares them" if fed.workers == 0 else f"{processes(fed.workers)} cannot keep up"
     title = (
-        f"{share(weight)} of the time waits for images, since {have} while {idle:.0f} of {cores(seen.cores)} are idle"
+        f"{share(weight)} of the time waits for images, since {have} while {idle:.2g} of {cores(seen.cores)} are idle"
         if weight >= NEARLY else f"more loader processes would bring {share(weight)} of the time"
     )  # fmt: skip
     return Finding(
         "too_few_workers", title, weight, tuple(evidence), tuple(against),
-        next_check=f"a short run with workers={want.workers}: the wait for images must shrink to about "
-        f"{duration(max(0.0, fed.wait - gained))} a step",
-        refuted_by="the same wait with more loader processes",
+        next_check=f"a short run with workers={want.workers}: the wait must shrink from {duration(fed.wait)} to "
+        f"{duration(max(0.0, fed.wait - gained))} a step, or nearly",
+        refuted_by=f"a wait for images that is as long with workers={want.workers}",
         detail={"advice": f"Try workers={want.workers}", "workers": fed.workers, "wanted": want.workers,
                 "wait_s": fed.wait, "busy": busy, "idle_cores": idle, "ready": fed.loading.ready},
     )  # fmt: skip
@@ -100,7 +100,8 @@ def _too_many(seen: Observations, fed: Feeding) -> Finding | Unjudged:
     if not fed.workers or count <= seen.cores:
         return Finding(
             cause, f"{plain}: too many loader processes is not it", 0.0, against=(plain,), next_check="none needed",
-            refuted_by="fewer cores than processes", detail={"workers": fed.workers, "cores": seen.cores},
+            refuted_by="a quota or an affinity that leaves fewer cores than processes",
+            detail={"workers": fed.workers, "cores": seen.cores},
         )  # fmt: skip
     if isinstance(fed.loading, Unknown):
         return Unjudged(cause, (f"parts of loading: {fed.loading.reason}",))
