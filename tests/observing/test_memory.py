@@ -114,6 +114,7 @@ time.sleep(0.2)
 from kfp_gate.observing.memory import read_memory
 found = read_memory(children=True, pss=True)
 print(found.rss, found.pss, found.children, found.children_pss, found.children_count, flush=True)
+print(found.process_anon, found.children_anon, found.family_anon, flush=True)
 for pid in pids:
     os.kill(pid, 9)
 """
@@ -121,11 +122,12 @@ for pid in pids:
 
 def test_pages_that_processes_share_count_once_in_the_proportional_sets() -> None:
     done = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, check=True)
-    rss, pss, children, children_pss, count = map(int, done.stdout.split())
+    rss, pss, children, children_pss, count, anon, children_anon, family = map(int, done.stdout.split())
     assert count == 3
     assert children > 3 * (64 << 20), "the resident sets hold the block three times"
     assert pss + children_pss < rss + children - 2 * (64 << 20)
     assert pss + children_pss > 64 << 20
+    assert children_anon > 3 * (64 << 20) and 64 << 20 < anon <= family < anon + (32 << 20), "nothing was copied"
 
 
 def test_proportional_sets_that_may_not_be_read_are_unknown(tmp_path: Path) -> None:
@@ -144,6 +146,7 @@ def test_proportional_sets_that_may_not_be_read_are_unknown(tmp_path: Path) -> N
     assert read_memory(root=root, pid=7, children=True, pss=True).children_pss == 2 << 10
     quick = read_memory(root=root, pid=7, children=True)
     assert (quick.pss, quick.children_pss) == (None, None)
+    assert found.family_anon is None and found.process_anon is None, "an old kernel does not tell"
 
 
 def test_what_the_kernel_cannot_take_back() -> None:

@@ -25,8 +25,7 @@ def growth(run: Run) -> tuple[MemoryGrowth, ...]:
 def memory_findings(run: Run) -> tuple[Finding | Unjudged, ...]:
     """The three causes that have to do with memory; each exactly once."""
     ranks = rank_memories(run)
-    copies = forked_copies(ranks)
-    return memory_growth(ranks, copies), copies, memory_pressure(ranks)
+    return memory_growth(ranks), forked_copies(ranks), memory_pressure(ranks)
 
 
 def _told(memory: RankMemory, found: Grown, *, several: bool) -> MemoryGrowth:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from kfp_gate.diagnosis.amounts import interval, size
 from kfp_gate.diagnosis.findings import Finding, Unjudged
+from kfp_gate.diagnosis.forked_copies import copies_gained
 from kfp_gate.diagnosis.memory_readings import BETWEEN, NO_LIMIT, RankMemory, sums
 from kfp_gate.observing.growth import FEWEST, WARMUP
-from kfp_gate.observing.memory_growth import Grown, causes
+from kfp_gate.observing.memory_growth import PARTS, Grown, causes
 
 PHASES = {"validate": "validation", "train": "the training steps", "checkpoint": "writing checkpoints",
           "other": "the time between epochs", "sanity": "the sanity pass"}  # fmt: skip
@@ -29,7 +30,7 @@ NEXT = {
 }
 
 
-def memory_growth(ranks: Sequence[RankMemory], copies: Finding | Unjudged) -> Finding | Unjudged:
+def memory_growth(ranks: Sequence[RankMemory]) -> Finding | Unjudged:
     """Whether memory grows from epoch to epoch, and whether its limit is reached before the run ends."""
     epochs = max((len(r.history) for r in ranks), default=0)
     if epochs < FEWEST + WARMUP:
@@ -38,8 +39,7 @@ def memory_growth(ranks: Sequence[RankMemory], copies: Finding | Unjudged) -> Fi
     if not known:
         return Unjudged("memory_growth", ("memory of the process and of its container: this machine does not tell",))
     found = [(r, g) for r in known for g in causes(r.grown)]
-    gained = copies.detail.get("copies") or 0 if isinstance(copies, Finding) else 0
-    leaks = [(r, g) for r, g in found if g.what not in ("cgroup", "anon") or gained < COPIED * _gain(g)]
+    leaks = [(r, g) for r, g in found if g.what in PARTS or copies_gained(r, g.growth.since) < COPIED * _gain(g)]
     # What is copied from the parent ends when all is copied: a cause of its own.
     copied, found = len(leaks) < len(found), leaks
     if not found:

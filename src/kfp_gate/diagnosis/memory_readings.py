@@ -74,7 +74,7 @@ def rank_memories(run: Run) -> list[RankMemory]:
 
 
 def sums(memory: Memory) -> list[str]:
-    """Sums of resident and proportional sizes against what the container holds."""
+    """Sums of resident sizes, and with shared pages once, against what the container holds."""
     if memory.rss is None or not memory.children:
         return []
     text = f"resident sizes add up to {size(memory.rss + memory.children)}"

@@ -24,8 +24,12 @@ class Memory:
         rss: resident set of this process; peak: the largest it ever was.
         children: resident sets of its child processes (loader workers); shared pages count in each.
         children_count: how many child processes those are.
-        pss, children_pss: proportional sets, in which a page that n processes share counts 1/n in each: what the
-            process, and its children together, really hold.
+        pss, children_pss: proportional sets, in which a page that n processes share counts 1/n in each. Libraries are
+            shared with other containers too.
+        process_anon, children_anon: anonymous memory that the process, and its children, have mapped; what they share
+            after a fork counts in each.
+        family_anon: anonymous memory of the process and its children with shared pages once. What it has more than
+            `process_anon` are pages that a child copied, or took for itself.
         cgroup: use of the container; limit, peak: its limit and largest use; anon, file, shmem: its parts.
         oom_kills: processes that the kernel killed in the container for want of memory.
         cuda_reserved, cuda_peak, cuda_total: of this process's device, in its allocator.
@@ -47,6 +51,9 @@ class Memory:
     pss: int | None = None
     children_pss: int | None = None
     children_count: int | None = None
+    process_anon: int | None = None
+    children_anon: int | None = None
+    family_anon: int | None = None
 
     @property
     def held(self) -> int | None:
@@ -129,8 +136,11 @@ def read_memory(
         sizes = [_fields(_text(root / f"proc/{child}/status"), unit=1024).get("VmRSS:", 0) for child in below]
         values |= {"children": sum(sizes), "children_count": len(sizes)}
     if pss:
-        values["pss"] = _pss(root, [pid])
-        values["children_pss"] = _pss(root, below) if below is not None else None
+        own, theirs = _shares(root, [pid]), _shares(root, below)
+        values |= {"pss": own["Pss:"], "children_pss": theirs["Pss:"], "process_anon": own["Anonymous:"],
+                   "children_anon": theirs["Anonymous:"]}  # fmt: skip
+        alone, others = own["Pss_Anon:"], theirs["Pss_Anon:"]
+        values["family_anon"] = alone + others if alone is not None and others is not None else None
     if group is not None:
         values |= _version_2(group.folder) if group.version == 2 else _version_1(group.folder)
     if cuda:
@@ -217,21 +227,25 @@ def _below(mount: Path, path: str, marker: str) -> Path | None:
     return None
 
 
-def _pss(root: Path, pids: Sequence[int | str]) -> int | None:
-    """Their sum; None as soon as one may not be read. One that has ended, or is about to, holds nothing."""
-    total = 0
-    for pid in pids:
+def _shares(root: Path, pids: Sequence[int | str] | None) -> dict[str, int | None]:
+    """Sums of smaps_rollup over processes; None as soon as one may not be read, or its kernel does not tell.
+
+    One that has ended, or is about to, holds nothing.
+    """
+    keys = ("Pss:", "Pss_Anon:", "Anonymous:")
+    totals: dict[str, int | None] = dict.fromkeys(keys, 0 if pids is not None else None)
+    for pid in pids or ():
         try:
             text = (root / f"proc/{pid}/smaps_rollup").read_text(encoding="utf-8", errors="replace")
         except OSError:
             if "VmRSS:" in _fields(_text(root / f"proc/{pid}/status")):
-                return None
+                return dict.fromkeys(keys)
             continue
-        value = _fields(text, unit=1024).get("Pss:")
-        if value is None:
-            return None
-        total += value
-    return total
+        found = _fields(text, unit=1024)
+        for key in keys:
+            total, more = totals[key], found.get(key)
+            totals[key] = total + more if total is not None and more is not None else None
+    return totals
 
 
 def _fields(text: str | None, *, unit: int = 1) -> dict[str, int]:

@@ -17,8 +17,7 @@ NAMES = {
     "cuda_reserved": "memory that CUDA reserved",
     "anon": "memory of the container's processes",
     "cgroup": "memory of the container",
-    "pss": "the training process's share of memory",
-    "children_pss": "memory that the loader processes have to themselves",
+    "family_anon": "memory of the training process and its loaders, shared pages once,",
 }
 """Kinds, in the order in which they are told: first what a process does, then what the container sees of it."""
 
