@@ -11,6 +11,7 @@ from kfp_gate.diagnosis.lines import number
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.diagnosis.scenario_rows import scenario_table
 from kfp_gate.diagnosis.step_bars import StepFacts
+from kfp_gate.observing.memory_growth import NAMES
 
 MEMORY_LINES = (
     ("rss", "main process"),
@@ -139,10 +140,16 @@ def memory(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
             series.append({"label": label, "points": points})
             largest = max([largest, *(y for _, y in points if y is not None)])
 
+    limit = max((g.limit for g in diagnosis.growth if g.limit is not None), default=None)
+    if limit is not None and epochs:
+        # How far it is to the limit says more than the slope.
+        ends = [(e, limit / (1 << 30)) for e in (epochs[0], epochs[-1])]
+        series.append({"label": "limit", "points": ends})
+        largest = max(largest, limit / (1 << 30))
     return {
         "growth": [
             {
-                "what": g.what,
+                "what": NAMES.get(g.what, g.what),
                 "phase": g.phase or "not told",
                 "since": g.since,
                 "slope": amounts.size(g.slope),

@@ -7,7 +7,7 @@ from typing import Any
 from kfp_gate import pages
 from kfp_gate.diagnosis import page_comparison, page_facts, page_figures
 from kfp_gate.diagnosis.compare import Comparison
-from kfp_gate.diagnosis.findings import HEALTH, Diagnosis, together
+from kfp_gate.diagnosis.findings import HEALTH, MEMORY_CAUSES, Diagnosis, together
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.diagnosis.step_bars import hot_functions, step_facts
 from kfp_gate.diagnosis.time_axis import time_axis
@@ -93,6 +93,7 @@ def values(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
         "loader": page_figures.loader(run, steady.parts),
         "functions": hot_functions(run),
         "profile": page_figures.profile(run),
+        "memory_first": bool(diagnosis.findings) and diagnosis.findings[0].cause in MEMORY_CAUSES,
         "memory": page_facts.memory(diagnosis, run),
         "conditions": page_facts.conditions(diagnosis.conditions),
     }
