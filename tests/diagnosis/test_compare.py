@@ -101,6 +101,13 @@ def test_each_condition_alone_is_refused_and_can_be_acknowledged(name):
     compare(run(), changed, [name])
 
 
+def test_what_is_made_ahead_goes_with_the_loader_processes():
+    beside = run("after", workers=2, prefetch=4)
+    assert [d.name for d in compare(run(), beside, ["workers"]).differences] == ["workers"]
+    with pytest.raises(InvalidInput, match="prefetch: 4 before, 2 after"):
+        compare(beside, run("after", workers=2, prefetch=2))
+
+
 def test_what_one_run_does_not_say_is_a_difference():
     silent = run("after")
     lines = [{k: v for k, v in line.items() if k != "precision"} for line in silent.ranks[0]]

@@ -16,7 +16,10 @@ from statistics import median
 
 import pytest
 
+from kfp_gate.diagnosis.changes import LESS
+from kfp_gate.diagnosis.compare import compare
 from kfp_gate.diagnosis.counterfactual import estimate
+from kfp_gate.diagnosis.outputs import EQUAL
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.observing.timeline import read_timeline
 
@@ -99,15 +102,16 @@ def test_a_loop_over_a_real_loader(case, tmp_path):
         assert rows[change] == pytest.approx(after, rel=SLEPT), change
 
 
-def holds_once(before, after, change: str, tolerance: float) -> None:
-    """Whether one of three pairs agrees; `before` and `after` run and give a `Run`."""
+def holds_once(before, after, change: str, tolerance: float) -> tuple[Run, Run]:
+    """Whether one of three pairs agrees, and which; `before` and `after` run and give a `Run`."""
     off = []
     for _ in range(3):
-        told, found = predicted(before())[change], measured(after())
+        pair = before(), after()
+        told, found = predicted(pair[0])[change], measured(pair[1])
         print(f"{change}: predicted {told:.3f} s, measured {found:.3f} s")
         off.append(abs(told / found - 1))
         if off[-1] <= tolerance:
-            return
+            return pair
     raise AssertionError(f"{change}: off by {', '.join(f'{o:.0%}' for o in off)}")
 
 
@@ -122,7 +126,11 @@ def test_a_loop_that_computes(workers, tmp_path):
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=IN_CI), pytest.param(2, marks=BEFORE_AN_ISSUE_ENDS)])
 def test_a_real_training(workers, tmp_path):
-    holds_once(
+    before, after = holds_once(
         lambda: training(tmp_path, 0.1, workers), lambda: training(tmp_path, 0.05, workers),
         "transform:AskedElsewhere halved", TRAINED,
     )  # fmt: skip
+    compared = compare(before, after)
+    assert next(c for c in compared.changes if c.what == "part transform:AskedElsewhere").state == LESS
+    # The same seed on a CPU, and a transform that changes nothing but the time: every number stays.
+    assert compared.outputs.state == EQUAL, compared.outputs.judged

@@ -20,8 +20,8 @@ SAME = 0.01
 
 LESS, MORE, NO_DIFFERENCE, ONE_VALUE = "less", "more", "no difference beyond the noise", "spread unknown"
 
-SMALL = 0.005
-"""Phases and parts that take less of the step than this in both runs are left out."""
+SMALL, SMALL_PART = 0.005, 0.02
+"""Phases and parts that take less of the step than this in both runs are left out; so are parts of validation."""
 
 _MEMORY = {
     "rss": "memory of the process", "children": "memory of the loader processes", "cgroup": "memory of the container",
@@ -142,7 +142,7 @@ def _validation_parts(run: Run) -> dict[str, Floats]:
         for name, seconds in (seconds_of(line.get("parts")) or {}).items():
             found.setdefault(name, []).append(seconds)
     whole = sum(sum(v) for v in found.values())
-    return {k: np.array(v) for k, v in found.items() if sum(v) >= SMALL * whole}
+    return {k: np.array(v) for k, v in found.items() if sum(v) >= SMALL_PART * whole}
 
 
 def _peak(run: Run, name: str) -> float | None:

@@ -74,6 +74,9 @@ def differences(before: Run, after: Run) -> tuple[Difference, ...]:
     """Every condition that is not the same, in a stable order."""
     first, second = conditions_of(before), conditions_of(after)
     names = [*REQUIRED, *sorted({*first, *second} - set(REQUIRED))]
+    if 0 in (first.get("workers"), second.get("workers")):
+        # Without loader processes nothing is made ahead: that is no condition of its own.
+        names.remove("prefetch")
     pairs = [Difference(n, first.get(n, _absent(n)), second.get(n, _absent(n))) for n in names]
     return tuple(d for d in pairs if d.before != d.after)
 
