@@ -39,6 +39,8 @@ class Run:
     ranks: Mapping[int, Sequence[Line]]
     record: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What was computed from this run, for those who need it again."""
 
     def lines(self, kind: str, rank: int = 0) -> Iterator[Line]:
         """The lines of one kind of one rank."""

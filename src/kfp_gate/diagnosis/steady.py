@@ -24,6 +24,9 @@ COMPUTE = ("forward", "loss", "backward")
 STEP_ORDER = (DATA, TRANSFER, *COMPUTE, OPTIMIZER, OTHER)
 _NOT_IN_STEPS = (VALIDATION, CHECKPOINT)
 
+MOST = 400
+"""Stretches beyond which neighbours are put together: the spread of a week is not known better from 100,000."""
+
 ENOUGH = 0.5
 """Windows must cover this share of the steps, else whole epochs are used."""
 
@@ -121,7 +124,14 @@ def attempts(lines: Sequence[Line]) -> list[Sequence[Line]]:
 
 
 def steady_steps(run: Run, rank: int) -> RankSteps | None:
-    """One rank's steady steps; None if there are none."""
+    """One rank's steady steps; None if there are none. A run of weeks gives `MOST` stretches, each of longer ones."""
+    if ("steady", rank) not in run.kept:
+        run.kept["steady", rank] = _steady_steps(run, rank)
+    found: RankSteps | None = run.kept["steady", rank]
+    return found
+
+
+def _steady_steps(run: Run, rank: int) -> RankSteps | None:
     for lines in reversed(attempts(run.ranks.get(rank, ()))):
         windows = [s for line in lines if line.get("kind") == "window" and (s := _window(line)) is not None]
         epochs = [s for line in lines if line.get("kind") == "phases" and (s := _epoch(line)) is not None]
@@ -133,10 +143,37 @@ def steady_steps(run: Run, rank: int) -> RankSteps | None:
             if w.get("kind") == "window" and (w.get("profiled") or w.get("input", "usual") != "usual")
         )
         if windows and sum(s.steps for s in windows) >= ENOUGH * (sum(s.steps for s in later) - apart):
-            return _rank_steps(run, rank, lines, tuple(windows))
+            return _rank_steps(run, rank, lines, merged(windows))
         if later:
-            return _rank_steps(run, rank, lines, tuple(later))
+            return _rank_steps(run, rank, lines, merged(later))
     return None
+
+
+def merged(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
+    """At most `MOST` stretches, of neighbours put together."""
+    size = -(-len(stretches) // MOST)
+    if size <= 1:
+        return tuple(stretches)
+    return tuple(_together(stretches[i : i + size]) for i in range(0, len(stretches), size))
+
+
+def _together(group: Sequence[Stretch]) -> Stretch:
+    made = [s for s in group if s.parts is not None]
+    parts: dict[str, tuple[float, float]] = {}
+    for name in {n for s in made for n in s.parts or ()}:
+        pairs = [(s.parts or {}).get(name, (0.0, 0.0)) for s in made]
+        parts[name] = (sum(p[0] for p in pairs), sum(p[1] for p in pairs))
+    images = [s.images for s in group if s.images is not None]
+    return Stretch(
+        sum(s.steps for s in group), _sums([s.seconds for s in group]),
+        _sums([s.device or {} for s in group]) if all(s.device is not None for s in group) else None,
+        np.concatenate([s.each for s in group]), sum(s.batches for s in made), parts if made else None,
+        sum(images) if len(images) == len(group) else None,
+    )  # fmt: skip
+
+
+def _sums(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(row.get(name, 0.0) for row in rows) for name in dict.fromkeys(n for row in rows for n in row)}
 
 
 def whole_epochs(run: Run) -> Epochs:
