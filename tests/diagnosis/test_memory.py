@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kfp_gate.diagnosis.findings import BAR, Finding, Unjudged
+from kfp_gate.diagnosis.forked_copies import ORDINARY
 from kfp_gate.diagnosis.growth import growth, memory_findings
 from kfp_gate.diagnosis.runs import Run, read_run
 from kfp_gate.observing.memory import Memory
@@ -217,10 +218,22 @@ def test_copies_of_the_parents_memory_are_no_leak(snapshot: Any) -> None:
 
 def test_copies_that_end_before_the_limit_weigh_what_they_hold() -> None:
     """Two loaders cannot copy more than they have mapped."""
-    for at in (lambda e: copying(min(e, 4)) | ({} if e > 1 else copying(1)), lambda e: copying(e) | {"limit": 4 * GIB}):
+    for at in (lambda e: copying(min(e, 8)) | ({} if e > 1 else copying(1)), lambda e: copying(e) | {"limit": 4 * GIB}):
         lines = lines_of(at, seen=14)
         found = finding(made(lines), "forked_copies")
-        assert found.weight == pytest.approx(found.detail["copies"] / lines[-1]["limit"]) and 0.1 < found.weight < 0.3
+        beyond = found.detail["copies"] - 2 * ORDINARY
+        assert found.weight == pytest.approx(beyond / lines[-1]["limit"]) and BAR < found.weight < 0.3
+
+
+@pytest.mark.parametrize("limit", [2 * GIB, None])
+def test_what_any_loader_copies_is_no_cause(limit: int | None) -> None:
+    def at(epoch: int) -> dict[str, Any]:
+        return copying(2) | {"limit": limit} | ({"at_start": copying(1)["at_start"]} if epoch == 1 else {})
+
+    found = finding(made(lines_of(at)), "forked_copies")
+    assert (
+        found.detail["copies"] == 120 * MIB and found.weight == 0.0 and "any loader copies as much" in found.against[0]
+    )
 
 
 def test_loaders_that_leak_are_no_copies() -> None:
