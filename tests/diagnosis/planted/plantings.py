@@ -75,26 +75,30 @@ SEED_CASE = ("seed_before", "seed_between", "seed_after")
 PLANTINGS: dict[str, Planting] = {
     "slow_reads": Planting(
         "slow_reads", "a file system of 0.5 MB/s, two loader processes", images=FILES,
-        settings={"workers": 2, "batch": 2}, mount=Mount(bytes_per_s=0.5e6), elsewhere=faults.slow_reader(0.1),
+        settings={"workers": 2, "batch": 2, "epochs": 1}, mount=Mount(bytes_per_s=0.5e6),
+        elsewhere=faults.slow_reader(0.23),
     ),
     "slow_reads_alone": Planting(
-        "slow_reads", "a file system of 0.5 MB/s, no loader process", images=FILES, settings={"batch": 2},
-        mount=Mount(bytes_per_s=0.5e6), elsewhere=faults.slow_reader(0.05),
+        "slow_reads", "a file system of 0.5 MB/s, no loader process", images=FILES,
+        settings={"batch": 2, "epochs": 1},
+        mount=Mount(bytes_per_s=0.5e6), elsewhere=faults.slow_reader(0.115),
     ),
     "small_files": Planting(
-        "small_files", "50 ms to open each of many small files", images=Images(train=48, val=4, width=64, height=48),
-        settings={"workers": 1}, mount=Mount(open_s=0.05),
+        "small_files", "80 ms to open each of many small files", images=Images(train=72, val=4, width=64, height=48),
+        settings={"workers": 1, "epochs": 1}, mount=Mount(open_s=0.08),
     ),
     "preparation_cpu": Planting(
         "preparation_cpu", "a Python loop in the transform TargetMaps, two loader processes",
-        SLOW_LOOP, ("TargetMaps",), settings={"workers": 2},
+        SLOW_LOOP, ("TargetMaps",), images=Images(train=96, val=4), settings={"workers": 2, "epochs": 1},
     ),
     "preparation_cpu_alone": Planting(
         "preparation_cpu", "the same without loader processes", SLOW_LOOP, ("TargetMaps",),
+        images=Images(train=64, val=4), settings={"epochs": 1},
     ),
     "too_few_workers": Planting(
         "too_few_workers", "one loader process that waits in many places", faults.a_mix_of_waits,
-        images=Images(train=80, val=4, width=160, height=120), settings={"workers": 1}, mount=Mount(open_s=0.004),
+        images=Images(train=96, val=4, width=160, height=120), settings={"workers": 1, "epochs": 1},
+        mount=Mount(open_s=0.004),
         cure={"workers": 2},
     ),
     "cpu_quota": Planting(
