@@ -161,6 +161,10 @@ def test_the_timeline_has_what_a_diagnosis_needs(trained: Trained) -> None:
     uploads = {x["epoch"]: x for x in lines if x["kind"] == "upload"}
     assert uploads[1]["ok"] and uploads[1]["bytes"] > 10_000 and uploads[1]["seconds"] > 0
     assert all(x["seconds"] >= x["waited_s"] >= 0 for x in lines if x["kind"] == "checkpoint")
+    first, second = (x for x in lines if x["kind"] == "memory")
+    assert {"train", "validate", "checkpoint"} <= set(first["by_phase"]) and first["by_phase"]["train"]["rss"] > 0
+    assert first["children_count"] == 0 and first["family_anon"] >= 0.9 * first["process_anon"] > 0
+    assert first["at_start"]["rss"] > 0 and "at_start" not in second and second["pss"] <= second["rss"]
     assert all(x["gpu"] is None for x in lines)
     assert all(x["run"] == "run-1" and x["rank"] == 0 and x["node"] for x in lines)
     assert all(re.search(r"[+-]\d\d:\d\d$", x["time"]) for x in lines)

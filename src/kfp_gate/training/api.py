@@ -40,10 +40,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_gate.errors import Broken, KfpGateError
-from kfp_gate.observing.memory import find_control_group, memory_line, read_memory
+from kfp_gate.observing.memory import Memory, find_control_group, memory_line, read_memory
 from kfp_gate.observing.phases import Phases
 from kfp_gate.observing.timeline import Timeline
 from kfp_gate.training.checkpoints import Checkpoints, fetch, find_latest
+from kfp_gate.training.memory_watch import MemoryWatch
 from kfp_gate.training.own_steps import OwnSteps, allocator
 from kfp_gate.training.progress import PROGRESS, Eta, say
 from kfp_gate.training.ranks import Ranks, read_ranks
@@ -66,6 +67,7 @@ class Run:
         self.ranks, self.folder, self.epochs, self.timeline = ranks, folder, epochs, timeline
         self._tracker, self._checkpoints, self._steps = tracker, checkpoints, steps
         self._control_group = find_control_group()
+        self._memory_watch = MemoryWatch(timeline, epochs=epochs, read=self._memory)
         self._eta: Eta | None = None
 
     @property
@@ -121,12 +123,16 @@ class Run:
         return gather_records(records)
 
     def memory_line(self, epoch: int) -> str:
-        """Log and keep one memory line; returns it."""
-        memory = read_memory(group=self._control_group, cuda=allocator(), children=True)
+        """At an epoch's end: log and keep one memory line; returns it. Warns if a limit is ahead."""
+        memory = self._memory(children=True, pss=True)
         line = memory_line(epoch, self.epochs, memory)
-        self.timeline.write("memory", epoch=epoch, **memory.values())
+        self.timeline.write("memory", epoch=epoch, **memory.values(), **self._memory_watch.take())
         log.info("%s", line)
+        self._memory_watch.epoch_ends(epoch, memory)
         return line
+
+    def _memory(self, *, children: bool = False, pss: bool = False) -> Memory:
+        return read_memory(group=self._control_group, cuda=allocator(), children=children, pss=pss)
 
     def progress(self, epoch: int, *, monitors: Mapping[str, float | None] | None = None) -> None:
         """Tell the launcher where training is, from rank 0."""
