@@ -186,6 +186,7 @@ class _Simulation:
             # Gradients are averaged: backward ends with the last.
             meet = max(self.now[r] + spent[r]["backward"] for r in range(t.ranks))
             for rank in range(t.ranks):
+                windows[rank].met += meet - self.now[rank] - spent[rank]["backward"]
                 spent[rank]["backward"] = meet - self.now[rank]
                 self.now[rank] = meet + spent[rank]["optimizer"]
                 windows[rank].add(batch, spent[rank])
@@ -261,6 +262,7 @@ class _Window:
         self.seconds: dict[str, float] = {}
         self.each: list[list[float]] = []
         self.batches: list[int] = []
+        self.met = 0.0
 
     def add(self, batch: int, spent: Mapping[str, float]) -> None:
         for name, value in spent.items():
@@ -284,6 +286,7 @@ class _Window:
         device = None
         if t.device is not None:
             work = {n: v * count for n, v in t.device.items()}
+            work["backward"] += self.met
             whole = sum(self.seconds.values())
             device = {"data": max(0.0, whole - sum(work.values())), **work} if sum(work.values()) < whole else work
         self.simulation.write(

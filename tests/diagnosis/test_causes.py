@@ -64,6 +64,7 @@ PLANTED = {
                                                sample={**READINGS, "gpu_util": 0.3})),
     "a slow rank": ("rank_imbalance", CPU.but(ranks=3, rank_step={1: {"forward": 0.4}})),
     "a rank with a slow disk": ("rank_imbalance", WORKERS.but(ranks=2, rank_parts={1: {"read": (1.2, 0.01)}})),
+    "a rank with a slow disk, gpu": ("rank_imbalance", GPU.but(ranks=4, rank_parts={2: {"read": (1.6, 0.01)}})),
     "a slow disk for checkpoints": ("checkpoint_stall", CPU.but(checkpoint=6.0)),
     "a slow store": ("upload_stall", CPU.but(waited=6.0, upload=30.0)),
     "a large val set": ("validation", CPU.but(val_images=1500, validation={"load": 2.0, "forward": 9.0})),
@@ -166,6 +167,43 @@ def test_who_waits_for_whom_and_why(read):
     assert found.detail["slow_rank"] == 1 and found.detail["waiting"] == [0] and found.detail["phase"] == "data"
     # The shared part of loading is judged by a rank that is not the slow one.
     assert judged(diagnose(read(PLANTED["a rank with a slow disk"][1])), "slow_reads").weight < BAR
+
+
+def test_a_probe_and_a_cold_cache_are_weighed(read):
+    slow = WORKERS.with_parts(read=(1.2, 0.01))
+    for prepared, side in ((0.33, "evidence"), (0.52, "against")):
+        probes = [
+            {"kind": "probe", "part": part, "steps": 20, "step_s": s, "low": s - 0.02, "high": s + 0.02}
+            for part, s in (("usual", 0.53), ("prepared", prepared))
+        ]
+        found = judged(diagnose(read(slow.but(extra=probes))), "slow_reads")
+        assert any("images held in memory" in text for text in getattr(found, side))
+    run = read(CPU.with_parts(read=(0.5, 0.01)))
+    for line in run.lines("window"):
+        if line["epoch"] > 1:
+            line["loader"]["parts"]["read"][0] /= 50
+    assert any("memory holds it now" in text for text in judged(diagnose(run), "slow_reads").against)
+
+
+def test_a_busy_host_without_utilisation_is_no_health(read):
+    """The device's clock has the gaps between small kernels inside; a host that has time left rules them out."""
+    blind = GPU.but(sample={"gpu_util": None, "gpu_power_w": 300}, gpu={**DEVICE, "unknown": {"gpu_util": "MIG"}})
+    found = diagnose(read(blind.but(device=LAUNCHES, step=LAUNCHES, main_cpu=1.0)))
+    assert found.state == "not_enough" and "utilisation of the GPU: MIG" in found.answer
+    assert diagnose(read(blind)).state == "no_cause"
+
+
+def test_gaps_lost_lines_and_time_in_no_phase_are_said(read):
+    run = read(CPU.but(step={**CPU.step, "other": 0.1}, stretch=1.0))
+    lines = [dict(line) for line in run.ranks[0]]
+    for line in lines[len(lines) // 2 :]:
+        line["time"] = line["time"].replace("T09", "T12")
+    lines[40]["lines_lost"] = 7
+    found = diagnose(Run("x", {0: lines}))
+    assert any(n.startswith("a gap in the timeline of rank 0, 3 h in all, the longest 3 h from 2026-11-30T09")
+               for n in found.notes)  # fmt: skip
+    assert "7 lines of the timeline were lost, as on a full disk" in found.notes
+    assert any("of a step is in none of its phases" in n for n in found.notes)
 
 
 def test_causes_of_a_gpu_are_not_judged_without_one(read):

@@ -1,23 +1,20 @@
 """The answer to "what held this run back": every cause judged, ranked, and put into one sentence."""
 
-from kfp_gate.diagnosis.amounts import cores
 from kfp_gate.diagnosis.answer import sentence
 from kfp_gate.diagnosis.counterfactual import phase_shares, scenarios
 from kfp_gate.diagnosis.findings import BAR, HEALTH, Diagnosis, Finding, Unjudged
 from kfp_gate.diagnosis.growth import growth
 from kfp_gate.diagnosis.hypotheses import judge
-from kfp_gate.diagnosis.hypotheses.crowding import cores_used
+from kfp_gate.diagnosis.hypotheses.device import SATURATED
 from kfp_gate.diagnosis.hypotheses.feeding import feeding
 from kfp_gate.diagnosis.measuring import observe
 from kfp_gate.diagnosis.observations import Observations
 from kfp_gate.diagnosis.quantities import known
+from kfp_gate.diagnosis.remarks import remarks
 from kfp_gate.diagnosis.runs import Run
 
 ENOUGH_STEPS = 10
 """Steady steps below which times say nothing."""
-
-QUEUED = 0.2
-"""Share of the time that a thread waits for a core from which it is worth a note."""
 
 MOSTLY = 0.5
 """Share of a step below which computing is not most of it."""
@@ -52,7 +49,7 @@ def diagnose(run: Run) -> Diagnosis:
         where=run.where, state=state, answer=sentence(seen, state, named, judged, lacking), findings=named,
         minor=tuple(j for j in judged if isinstance(j, Finding) and j not in named and (not few or j in faults)),
         unjudged=tuple(unjudged), phases=phase_shares(run), epoch_s=epoch_s, scenarios=rows, growth=growth(run),
-        running=run.running, conditions=dict(run.conditions), notes=(*run.notes, *_notes(seen)),
+        running=run.running, conditions=dict(run.conditions), notes=(*run.notes, *remarks(seen)),
     )  # fmt: skip
 
 
@@ -67,10 +64,19 @@ def _lacking(seen: Observations, judged: tuple[Finding | Unjudged, ...], few: bo
     if fed is not None and seen.share(fed.wait) >= BAR > explained:
         missing = [m for c in LOADING if c in unjudged for m in unjudged[c].missing]
         found += missing or ["what the loader processes did meanwhile: they were not busy all the time"]
+    if seen.cuda and "kernel_launch" in unjudged and _host_is_busy(seen):
+        # The device's clock has the gaps between small kernels inside: it cannot say that there are none.
+        found += unjudged["kernel_launch"].missing
     idle = "" if found else _unexplained(seen, judged)
     if idle:
         found += list(unjudged["kernel_launch"].missing) if seen.cuda and "kernel_launch" in unjudged else [idle]
     return tuple(dict.fromkeys(found))
+
+
+def _host_is_busy(seen: Observations) -> bool:
+    """Whether the host may be what the device waits for: a thread that has time waits for the device instead."""
+    thread = known(seen.first.thread) if seen.first is not None else None
+    return thread is None or thread >= SATURATED
 
 
 def _unexplained(seen: Observations, judged: tuple[Finding | Unjudged, ...]) -> str:
@@ -88,21 +94,3 @@ def _few(seen: Observations) -> str:
     if not steps:
         return "steps after the warm-up: none was recorded" + (" yet" if seen.run.running else "")
     return f"steps after the warm-up: only {steps} of the {ENOUGH_STEPS} that an answer needs"
-
-
-def _notes(seen: Observations) -> list[str]:
-    """What is no cause of this run's own, and should be known all the same."""
-    notes = []
-    first = seen.first
-    queued = known(first.queued) if first is not None else None
-    if first is not None and queued is not None and queued >= QUEUED and seen.cores is not None:
-        others = queued - (known(first.throttled) or 0.0)
-        used = cores_used(seen)
-        if others >= QUEUED and used is not None and used <= 0.75 * seen.cores:
-            notes.append(
-                f"the step's own thread waits {queued:.0%} of the time for a core, while this run uses {used:.2g} of "
-                f"{cores(seen.cores)}: others on the machine take them, and all times are longer for it"
-            )
-    if seen.epoch is not None and not seen.epoch.counted:
-        notes.append("no epoch has ended: shares are of the steps alone, without validation and checkpoints")
-    return notes

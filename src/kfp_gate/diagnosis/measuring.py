@@ -122,8 +122,22 @@ def _loading(windows: Sequence[Line], steps: RankSteps, samples: Sequence[Line])
     }  # fmt: skip
     return Loading(
         parts, int(batches), size / batches if sized else None, ready / weight if weight and steps.workers else None,
-        queued_per_core(samples, steps.workers),
+        queued_per_core(samples, steps.workers), *_reads(windows),
     )  # fmt: skip
+
+
+def _reads(windows: Sequence[Line]) -> tuple[float | None, float | None]:
+    """Seconds of reading a file in the first epoch, and in the later ones."""
+    wall, files = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+    first = min((w["epoch"] for w in windows if w.get("epoch") is not None), default=None)
+    for window in windows:
+        read = ((window.get("loader") or {}).get("parts") or {}).get("read")
+        if read and read[2] and window.get("epoch") is not None:
+            wall[window["epoch"] == first] += read[0]
+            files[window["epoch"] == first] += read[2]
+    if not files[True] or not files[False]:
+        return None, None
+    return wall[True] / files[True], wall[False] / files[False]
 
 
 def _per_batch(values: Sequence[float | None], batches: float) -> float | None:

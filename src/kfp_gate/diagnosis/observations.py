@@ -37,6 +37,7 @@ class Loading:
         bytes: read from files per batch.
         ready: mean number of batches that waited when one was asked for; None without loader processes, or unknown.
         queued: seconds that these processes waited for a core for each that they had one; infinite if unknown.
+        cold, warm: seconds of reading a file in the first epoch, and later; None if there are not both.
     """
 
     parts: Mapping[str, Part]
@@ -44,6 +45,8 @@ class Loading:
     bytes: float | None
     ready: float | None
     queued: float = math.inf
+    cold: float | None = None
+    warm: float | None = None
 
     @property
     def wall(self) -> float:

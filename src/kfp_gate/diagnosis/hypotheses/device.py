@@ -13,6 +13,9 @@ from kfp_gate.diagnosis.steady import COMPUTE, DATA, OPTIMIZER, TRANSFER
 
 CAUSES = ("transfer", "kernel_launch", "gpu_throttling")
 NO_GPU = "this run used no GPU"
+SATURATED = 0.8
+"""Cores of the busiest thread from which it has no time left."""
+
 SMALL_KERNEL = 20e-6
 """Seconds of a kernel below which launching it costs about as much as running it."""
 
@@ -103,11 +106,11 @@ def _launch(seen: Observations, rank: RankSeen) -> Finding | Unjudged:
     evidence.append(f"kernels run {share(kernels)} of the time ({source}), waiting for images and copies take "
                     f"{share(starved + copied)}: {share(gaps)} is gaps while the host queues")  # fmt: skip
     if thread is not None:
-        if thread >= 0.8:
+        if thread >= SATURATED:
             evidence.append(f"the busiest thread of the process uses {cores(thread)}: Python cannot queue faster")
         else:
             against.append(f"the busiest thread uses only {cores(thread)}: the host waits for something else")
-            gaps *= thread / 0.8
+            gaps *= thread / SATURATED
     count, steps, busy = seen.profile.get("kernels"), seen.profile.get("steps"), seen.profile.get("device_busy_s")
     if count and steps and busy:
         each = busy / count

@@ -16,6 +16,9 @@ from kfp_gate.diagnosis.observations import Loading, Observations
 from kfp_gate.diagnosis.quantities import Unknown, known, reason
 
 CAUSES = ("slow_reads", "small_files", "preparation_cpu")
+COLD = 3.0
+"""Times that reading is slower in the first epoch from which the files were not in memory yet."""
+
 COMPUTES = 0.7
 """Share of its time for which a part must be on a core, or wait for one, to be called computing."""
 
@@ -83,11 +86,15 @@ def _slow_reads(seen: Observations, fed: Feeding, loading: Loading) -> Finding |
         seldom = f"only {share(waiting)} of the time" if waiting else "at no look"
         against.append(f"loader processes are in uninterruptible sleep {seldom}: no disk, "
                        "but a network or user-space file system may wait otherwise")  # fmt: skip
+    if loading.cold is not None and loading.warm is not None and loading.cold > COLD * loading.warm:
+        against.append(f"a file took {duration(loading.cold)} to read in the first epoch and {duration(loading.warm)} "
+                       "later: memory holds it now")  # fmt: skip
     io = known(fed.rank.pressure["io"])
     if io is not None and io >= 0.2:
         evidence.append(f"some task waits for storage {share(io)} of the time")
     if reason(fed.rank.waiting) and fed.workers:
         missing.append(f"state of the loader processes: {reason(fed.rank.waiting)}")
+    evidence += _probed(seen)[0]
     against += _bound(seen, fed, seconds)
     title = (
         f"{share(weight)} of the time waits for files to be read" if weight >= NEARLY
@@ -122,6 +129,7 @@ def _small_files(seen: Observations, fed: Feeding, loading: Loading) -> Finding 
             each = loading.bytes / files
             (evidence if each < SMALL_FILE else against).append(f"a file has {size(each)}")
         evidence.append(f"{files:.0f} files a batch, {share(opening.wall / loading.wall)} of preparation")
+    evidence += _probed(seen)[0]
     against += _bound(seen, fed, seconds)
     title = (
         f"{share(weight)} of the time waits for files to be opened" if weight >= NEARLY
@@ -189,6 +197,7 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
     evidence += functions
     if spare and idle is not None and stands_out < whole / 2 and fed.wait > 0:
         against.append(f"no part stands out, and {idle:.1f} cores are idle: more loader processes come first")
+    evidence += _probed(seen)[0]
     against += _bound(seen, fed, whole)
     title = (
         f"{share(weight)} of the time " + ("waits for" if seconds >= taken else "goes to") + " images to be prepared"
@@ -258,12 +267,16 @@ def _bound(seen: Observations, fed: Feeding, seconds: float) -> list[str]:
     if fed.wait < 0.95 * host:
         found.append(f"of {duration(host)} in which the host waits for images the device computes all but "
                      f"{duration(fed.wait)}")  # fmt: skip
-    usual, prepared = seen.probes.get("usual"), seen.probes.get("prepared")
-    if usual and prepared and usual.get("step_s") and prepared.get("step_s"):
-        gain = 1 - prepared["step_s"] / usual["step_s"]
-        if (prepared.get("high") or prepared["step_s"]) >= (usual.get("low") or usual["step_s"]):
-            found.append(f"on images held in memory a step takes {duration(prepared['step_s'])}, as they come "
-                         f"{duration(usual['step_s'])}: no difference beyond the spread")  # fmt: skip
-        elif gain < seen.share(fed.saved(seconds)) / 2:
-            found.append(f"on images held in memory a step is only {share(gain)} faster")
-    return found
+    return found + _probed(seen)[1]
+
+
+def _probed(seen: Observations) -> tuple[list[str], list[str]]:
+    """What a probe on images held in memory says for and against preparation as a cause."""
+    usual, prepared = seen.probes.get("usual", {}), seen.probes.get("prepared", {})
+    as_come, in_memory = usual.get("step_s"), prepared.get("step_s")
+    if not as_come or not in_memory:
+        return [], []
+    words = f"a step on images held in memory takes {duration(in_memory)}, on images as they come {duration(as_come)}"
+    if (prepared.get("high") or in_memory) < (usual.get("low") or as_come):
+        return [f"{words}, beyond the spread of both"], []
+    return [], [f"{words}: no difference beyond the spread"]

@@ -4,6 +4,7 @@ All ranks meet in backward, where gradients are averaged: a rank that comes late
 rank's own work is what it does before, and what the others wait is how much longer their backward takes than its.
 """
 
+from collections.abc import Callable
 from statistics import median
 
 from kfp_gate.diagnosis.amounts import duration, share
@@ -12,6 +13,7 @@ from kfp_gate.diagnosis.observations import Observations, RankSeen
 from kfp_gate.diagnosis.steady import DATA, TRANSFER
 
 BEFORE = (DATA, TRANSFER, "forward", "loss")
+MEETING = ("backward", "optimizer")
 NAMES = {DATA: "waiting for images", TRANSFER: "transfer", "forward": "forward", "loss": "loss"}
 LISTED = 6
 
@@ -29,17 +31,20 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
             Finding(cause, "a single rank waits for no other", 0.0, against=("this run has one rank",),
                     next_check="none needed", refuted_by="a second rank", detail={"ranks": 1})
         ]  # fmt: skip
-    late = max(seen.ranks, key=lambda r: r.phase(*BEFORE))
+    took = _clock(seen)
+    late = max(seen.ranks, key=lambda r: took(r, *BEFORE))
     others = [r for r in seen.ranks if r is not late]
-    usual = median(r.phase(*BEFORE) for r in others)
-    ahead = late.phase(*BEFORE) - usual
-    wait = median(_meeting(r) for r in others) - _meeting(late)
+    usual = median(took(r, *BEFORE) for r in others)
+    ahead = took(late, *BEFORE) - usual
+    wait = median(took(r, *MEETING) for r in others) - took(late, *MEETING)
     # Both sides must agree: it comes later, and the others stand about as long.
-    held = max(0.0, min(ahead, wait)) if late.device is None else max(0.0, ahead)
+    held = max(0.0, min(ahead, wait))
     weight = seen.share(held)
-    phase = max(BEFORE, key=lambda p: late.phase(p) - median(r.phase(p) for r in others))
-    mine, theirs = late.phase(phase), median(r.phase(phase) for r in others)
-    waiting = sorted(r.rank for r in others if _meeting(r) - _meeting(late) > held / 2) or [r.rank for r in others]
+    phase = max(BEFORE, key=lambda p: took(late, p) - median(took(r, p) for r in others))
+    mine, theirs = took(late, phase), median(took(r, phase) for r in others)
+    waiting = sorted(r.rank for r in others if took(r, *MEETING) - took(late, *MEETING) > held / 2) or [
+        r.rank for r in others
+    ]
     who = ("rank " if len(waiting) == 1 else "ranks ") + ", ".join(map(str, waiting[:LISTED]))
     who += ", ..." if len(waiting) > LISTED else ""
     verb = "waits" if len(waiting) == 1 else "wait"
@@ -47,7 +52,7 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
     if held > 0:
         evidence += [
             f"{who} {verb} {duration(max(0.0, wait))} a step in backward for rank {late.rank}",
-            f"rank {late.rank} needs {duration(late.phase(*BEFORE))} before backward, the others {duration(usual)}",
+            f"rank {late.rank} needs {duration(took(late, *BEFORE))} before backward, the others {duration(usual)}",
             f"most of it is {NAMES[phase]}: {duration(mine)} against {duration(theirs)}",
         ]
     if wait < ahead / 2:
@@ -71,8 +76,14 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
     ]  # fmt: skip
 
 
-def _meeting(rank: RankSeen) -> float:
-    return rank.phase("backward", "optimizer")
+def _clock(seen: Observations) -> Callable[..., float]:
+    """Seconds a step of some phases of a rank: where all have one, by the device's clock.
+
+    On a GPU gradients meet on the device: there the wait is in its backward, while the host has long gone on.
+    """
+    if any(r.device is None for r in seen.ranks):
+        return lambda rank, *phases: rank.phase(*phases)
+    return lambda rank, *phases: sum((rank.device or {}).get(p, 0.0) for p in phases)
 
 
 def _why(late: RankSeen, phase: str) -> str:
