@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from kfp_gate.diagnosis import amounts
 from kfp_gate.diagnosis.curves import Curve, curve, round_size, round_up
-from kfp_gate.diagnosis.lines import number
 from kfp_gate.diagnosis.runs import Line, Run
+from kfp_gate.diagnosis.shapes import number
 from kfp_gate.diagnosis.time_axis import TimeAxis, gaps, merge, moment
 
 Reading = Callable[[Line], float | None]

@@ -7,9 +7,9 @@ from kfp_gate.diagnosis import amounts
 from kfp_gate.diagnosis.curves import round_up
 from kfp_gate.diagnosis.findings import CAUSES, MEMORY_CAUSES, Diagnosis, Finding
 from kfp_gate.diagnosis.lanes import why_no_gpu_use
-from kfp_gate.diagnosis.lines import number
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.diagnosis.scenario_rows import scenario_table
+from kfp_gate.diagnosis.shapes import number
 from kfp_gate.diagnosis.step_bars import StepFacts
 from kfp_gate.observing.memory_growth import NAMES
 
@@ -150,7 +150,7 @@ def memory(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
         "growth": [
             {
                 "what": NAMES.get(g.what, g.what),
-                "phase": g.phase or "not told",
+                "phase": {"": "not told", "other": "elsewhere"}.get(g.phase, g.phase),
                 "since": g.since,
                 "slope": amounts.size(g.slope),
                 "interval": amounts.interval(g.low, g.high, amounts.size),

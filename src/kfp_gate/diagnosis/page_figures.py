@@ -6,9 +6,9 @@ from typing import Any
 from kfp_gate.diagnosis import amounts
 from kfp_gate.diagnosis.findings import Diagnosis
 from kfp_gate.diagnosis.lanes import Lane, rank_lanes
-from kfp_gate.diagnosis.lines import number
 from kfp_gate.diagnosis.ribbon import DOINGS, marks, ribbon
 from kfp_gate.diagnosis.runs import Run
+from kfp_gate.diagnosis.shapes import number
 from kfp_gate.diagnosis.step_bars import LoaderPart, StepBar
 from kfp_gate.diagnosis.text import SHOWN_SHARE
 from kfp_gate.diagnosis.time_axis import TimeAxis

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kfp_gate.diagnosis.amounts import duration
-from kfp_gate.diagnosis.lines import number
 from kfp_gate.diagnosis.runs import Line, Run
+from kfp_gate.diagnosis.shapes import number
 from kfp_gate.diagnosis.time_axis import WIDTH, TimeAxis, moment
 
 CELLS = 500

@@ -10,8 +10,9 @@ from tempfile import mkdtemp
 from typing import Any
 
 from kfp_gate.diagnosis import places
-from kfp_gate.diagnosis.lines import KINDS, read_lines
+from kfp_gate.diagnosis.lines import read_lines
 from kfp_gate.diagnosis.lives import Life, lives_of, merge
+from kfp_gate.diagnosis.shapes import KINDS
 from kfp_gate.errors import InvalidInput
 from kfp_gate.storage import LocalStore, Store, local_path, open_store, path_within
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kfp_gate.diagnosis.lines import number
 from kfp_gate.diagnosis.runs import Run
+from kfp_gate.diagnosis.shapes import number
 from kfp_gate.diagnosis.steady import STEP_ORDER, RankSteps, seconds_of, steady_steps
 
 _Stretch = tuple[int, Mapping[str, float], Mapping[str, float] | None]

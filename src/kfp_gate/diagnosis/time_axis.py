@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from kfp_gate.diagnosis.amounts import duration
-from kfp_gate.diagnosis.lines import number
 from kfp_gate.diagnosis.runs import Run
+from kfp_gate.diagnosis.shapes import number
 
 WIDTH = 1000
 """Units of the axis, from its first to its last moment."""
