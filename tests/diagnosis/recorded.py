@@ -252,6 +252,7 @@ class _Rank:
             self.line(
                 at,
                 "sample",
+                phase={"validate": "validation"}.get(doing, doing),
                 cpu=0.7 + 0.2 * draw(),
                 cpu_thread=0.6 + 0.2 * draw(),
                 loaders={
