@@ -6,6 +6,13 @@ Model, optimizer, transfer and everything else stay; only where a batch comes fr
 gains is what the loader costs. Both are timed by the same clock, in one epoch, on every rank alike. A probe takes
 the same time whatever the size of the data: it looks at a part of the images, chosen evenly, and validates a few
 batches. The model that comes out is for nothing; `evaluation.model_folder.refuse_probe` keeps it out of the gate.
+
+The timeline gets two `probe` lines:
+
+    part            "usual" or "prepared"
+    steps           measured steps
+    step_s          seconds a step: the median over groups of steps, see `kfp_gate.training.step_spread`
+    low, high       a 90% interval of that median
 """
 
 import logging

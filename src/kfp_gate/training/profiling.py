@@ -8,6 +8,16 @@ compared with, so that the profile says what it cost. Settling lasts as long as 
 were made before the switch.
 
 An instrument that fails costs its part of the profile, never the training. Nothing here changes a value.
+
+The timeline gets one `profile` line:
+
+    steps, step_s           profiled steps, and their median in seconds
+    around_steps, around_s  the same of the steps around; cost: step_s / around_s - 1
+    ops, kernels, top_kernels, device_busy_s        see `kfp_gate.training.op_trace.OpTimes`
+    batches, transforms     batches that were made in the window; each part's share of the time that took
+    functions               see `kfp_gate.observing.loader_profile.FunctionTimes.top`
+    trace, nsys             file, relative to the timeline's folder; command, for a shell in the file's folder
+    problems                instruments that failed, in words
 """
 
 import logging
