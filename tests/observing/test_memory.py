@@ -147,6 +147,7 @@ def test_proportional_sets_that_may_not_be_read_are_unknown(tmp_path: Path) -> N
     quick = read_memory(root=root, pid=7, children=True)
     assert (quick.pss, quick.children_pss) == (None, None)
     assert found.family_anon is None and found.process_anon is None, "an old kernel does not tell"
+    assert found.children_anon is None
 
 
 def test_what_the_kernel_cannot_take_back() -> None:

@@ -168,6 +168,23 @@ def test_a_phase_is_not_named_where_growth_is_spread() -> None:
     assert main_phase([], "rss", 100.0) == "" == main_phase([{"train": {}}], "rss", 100.0)
 
 
+def test_shares_are_read_where_there_is_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost some 10 ms for each GiB that is mapped."""
+    asked: list[bool] = []
+    now = [0.0]
+
+    def read(**more: bool) -> Memory:
+        asked.append(more.get("pss", False))
+        return Memory(rss=2 * GIB, children=8 * GIB)
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    watch = MemoryWatch(Timeline(tmp_path / "t.jsonl"), epochs=5, read=read)
+    for _ in range(100):
+        now[0] += 10.0
+        watch.read()
+    assert sum(asked) == 1000 // 120, "10 GiB take 0.12 s: once in two minutes is a thousandth"
+
+
 def test_a_device_that_fails_does_not_fail_the_watch(tmp_path: Path) -> None:
     timeline = Timeline(tmp_path / "t.jsonl")
 

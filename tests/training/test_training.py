@@ -163,8 +163,8 @@ def test_the_timeline_has_what_a_diagnosis_needs(trained: Trained) -> None:
     assert all(x["seconds"] >= x["waited_s"] >= 0 for x in lines if x["kind"] == "checkpoint")
     first, second = (x for x in lines if x["kind"] == "memory")
     assert {"train", "validate", "checkpoint"} <= set(first["by_phase"]) and first["by_phase"]["train"]["rss"] > 0
-    assert first["children_count"] == 0 and first["family_anon"] >= 0.9 * first["process_anon"] > 0
-    assert first["at_start"]["rss"] > 0 and "at_start" not in second and second["pss"] <= second["rss"]
+    assert first["children_count"] == 0 and 0 < first["process_anon"] < first["rss"]
+    assert first["at_start"]["process_anon"] > 0 and "at_start" not in second
     assert all(x["gpu"] is None for x in lines)
     assert all(x["run"] == "run-1" and x["rank"] == 0 and x["node"] for x in lines)
     assert all(re.search(r"[+-]\d\d:\d\d$", x["time"]) for x in lines)

@@ -28,7 +28,7 @@ def forked_copies(ranks: Sequence[RankMemory]) -> Finding | Unjudged:
         if ends and all(m.children_count == 0 for m in ends):
             return Finding("forked_copies", "there are no loader processes", 0.0)
         return Unjudged("forked_copies", (
-            "anonymous memory of the loader processes, shared pages once: not recorded, or not readable here",
+            "anonymous memory of the loader processes, of the container or with shared pages once: not recorded",
         ))  # fmt: skip
     rank, (copies, own) = max(judged, key=lambda pair: pair[1][0])
     last, count = rank.last, rank.last.children_count or 0
@@ -56,34 +56,53 @@ def forked_copies(ranks: Sequence[RankMemory]) -> Finding | Unjudged:
 
 def copied(rank: RankMemory) -> tuple[int, int] | None:
     """Bytes of copies at the end of the last epoch, and bytes that the loaders took for themselves; None: unknown."""
-    return _copied(rank.start, rank.last)
+    return _by_family(rank, rank.last) or _by_container(rank, rank.last)
 
 
 def copies_gained(rank: RankMemory, since: int) -> int:
     """Bytes of copies that were added after an epoch; 0 if that is unknown."""
     then = next((m for e, m in rank.history if e == since), None)
-    before, after = _copied(rank.start, then) if then is not None else None, copied(rank)
-    return max(after[0] - before[0], 0) if before is not None and after is not None else 0
+    for measure in (_by_family, _by_container):
+        before, after = measure(rank, then) if then is not None else None, measure(rank, rank.last)
+        if before is not None and after is not None:
+            return max(after[0] - before[0], 0)
+    return 0
 
 
-def _copied(start: Memory | None, now: Memory) -> tuple[int, int] | None:
-    if start is None or start.process_anon is None or not now.children_count:
+def _by_family(rank: RankMemory, now: Memory) -> tuple[int, int] | None:
+    """By what the rank and its loaders hold with shared pages once: exact, and not recorded in short epochs."""
+    own = _own(rank, now)
+    if own is None or now.family_anon is None or now.process_anon is None:
         return None
-    if now.process_anon is None or now.children_anon is None or now.family_anon is None:
-        return None
-    # When they were forked, each had mapped what their parent had.
-    own = max(now.children_anon - now.children_count * start.process_anon, 0)
     return max(now.family_anon - now.process_anon - own, 0), own
+
+
+def _by_container(rank: RankMemory, now: Memory) -> tuple[int, int] | None:
+    """By what the container gained beyond what the rank and its loaders took, if it holds nobody else."""
+    own, start = _own(rank, now), rank.start
+    if own is None or start is None or start.anon is None or now.anon is None or start.children_count != 0:
+        return None
+    if not rank.alone or start.process_anon is None or now.process_anon is None:
+        return None
+    return max(now.anon - start.anon - (now.process_anon - start.process_anon) - own, 0), own
+
+
+def _own(rank: RankMemory, now: Memory) -> int | None:
+    """What the loaders took for themselves: when they were forked, each had mapped what their parent had."""
+    start = rank.start
+    if start is None or start.process_anon is None or not now.children_count or now.children_anon is None:
+        return None
+    return max(now.children_anon - now.children_count * start.process_anon, 0)
 
 
 def _urgency(rank: RankMemory, copies: int, container: Grown | None) -> float:
     last = rank.last
     beyond = max(copies - (last.children_count or 0) * ORDINARY, 0)
     if rank.limit is None:
-        return NO_LIMIT * beyond / max(last.family_anon or 0, 1)
+        return NO_LIMIT * beyond / max(last.family_anon or (last.process_anon or 0) + copies, 1)
     epochs = rank.epochs or (rank.history[-1][0] if rank.history else 0)
     # At worst every loader gets a copy of all that it has mapped.
-    worst = (last.held or 0) + max((last.process_anon or 0) + (last.children_anon or 0) - (last.family_anon or 0), 0)
+    worst = (last.held or 0) + max((last.children_anon or 0) - copies, 0)
     reached = container is not None and container.limit_epoch is not None and container.limit_epoch <= epochs
     return 1.0 if reached and worst >= rank.limit else min(1.0, beyond / rank.limit)
 

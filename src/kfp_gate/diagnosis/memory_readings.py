@@ -34,6 +34,7 @@ class RankMemory:
         start: memory when the first step began, with the shares of the loader processes; None if it was not recorded.
         samples: the sampler's lines.
         epochs: how many epochs the run is to have; None: unknown.
+        alone: whether it is the run's only rank, so that its container's memory is its own.
     """
 
     rank: int
@@ -42,6 +43,7 @@ class RankMemory:
     start: Memory | None
     samples: tuple[Line, ...]
     epochs: int | None
+    alone: bool = True
 
     @property
     def grown(self) -> tuple[Grown, ...]:
@@ -94,6 +96,7 @@ def _rank_memory(run: Run, rank: int) -> RankMemory:
     return RankMemory(
         rank, tuple((x["epoch"], memory_of(x)) for x in told), _kept(told, samples), start, samples,
         int(epochs) if isinstance(epochs, int | float) and math.isfinite(epochs) and epochs > 0 else None,
+        len(run.ranks) == 1 and conditions.get("ranks") in (None, 1),
     )  # fmt: skip
 
 

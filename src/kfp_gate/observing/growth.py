@@ -75,7 +75,8 @@ def estimate(readings: Sequence[tuple[int, float | None]], *, smallest: float = 
         smallest: a rise below this in all is no growth.
     """
     x, raw = settled(readings)
-    if len(x) < FEWEST:
+    if len(x) < FEWEST or raw[-3:].max() - raw.min() < max(smallest, SMALLEST_SHARE * float(np.median(raw))):
+        # Most series: nothing rose by what would matter.
         return None
     y = _without_odd_ones(x, raw)
     pieces = _pieces(x, y)

@@ -27,7 +27,7 @@ class Memory:
         pss, children_pss: proportional sets, in which a page that n processes share counts 1/n in each. Libraries are
             shared with other containers too.
         process_anon, children_anon: anonymous memory that the process, and its children, have mapped; what they share
-            after a fork counts in each.
+            after a fork counts in each. (The part of `rss` and `children` that is no file.)
         family_anon: anonymous memory of the process and its children with shared pages once. What it has more than
             `process_anon` are pages that a child copied, or took for itself.
         cgroup: use of the container; limit, peak: its limit and largest use; anon, file, shmem: its parts.
@@ -127,18 +127,24 @@ def read_memory(
         pid: the process.
         cuda: `reserved`, `peak` and `total` bytes of the device, where there is one.
         children: add up the resident sets of the child processes too.
-        pss: read proportional sets too: about 1 ms a process, and it waits for a process that holds its memory map.
+        pss: read proportional sets and `family_anon` too: some 10 ms for each GiB that is mapped, and it waits for a
+            process that holds its memory map.
     """
     status = _fields(_text(root / f"proc/{pid}/status"), unit=1024)
-    values: dict[str, int | None] = {"rss": status.get("VmRSS:"), "peak": status.get("VmHWM:")}
+    values: dict[str, int | None] = {
+        "rss": status.get("VmRSS:"), "peak": status.get("VmHWM:"), "process_anon": status.get("RssAnon:"),
+    }  # fmt: skip
     below = Children(os.getpid() if pid == "self" else int(pid), root=root).look() if children else None
     if below is not None:
-        sizes = [_fields(_text(root / f"proc/{child}/status"), unit=1024).get("VmRSS:", 0) for child in below]
-        values |= {"children": sum(sizes), "children_count": len(sizes)}
+        told = [_fields(_text(root / f"proc/{child}/status"), unit=1024) for child in below]
+        # One that has ended has no such line.
+        alive = [t for t in told if "VmRSS:" in t]
+        values |= {"children": sum(t["VmRSS:"] for t in alive), "children_count": len(below)}
+        if all("RssAnon:" in t for t in alive):
+            values["children_anon"] = sum(t["RssAnon:"] for t in alive)
     if pss:
         own, theirs = _shares(root, [pid]), _shares(root, below)
-        values |= {"pss": own["Pss:"], "children_pss": theirs["Pss:"], "process_anon": own["Anonymous:"],
-                   "children_anon": theirs["Anonymous:"]}  # fmt: skip
+        values |= {"pss": own["Pss:"], "children_pss": theirs["Pss:"]}
         alone, others = own["Pss_Anon:"], theirs["Pss_Anon:"]
         values["family_anon"] = alone + others if alone is not None and others is not None else None
     if group is not None:
@@ -232,7 +238,7 @@ def _shares(root: Path, pids: Sequence[int | str] | None) -> dict[str, int | Non
 
     One that has ended, or is about to, holds nothing.
     """
-    keys = ("Pss:", "Pss_Anon:", "Anonymous:")
+    keys = ("Pss:", "Pss_Anon:")
     totals: dict[str, int | None] = dict.fromkeys(keys, 0 if pids is not None else None)
     for pid in pids or ():
         try:

@@ -124,7 +124,7 @@ class Run:
 
     def memory_line(self, epoch: int) -> str:
         """At an epoch's end: log and keep one memory line; returns it. Warns if a limit is ahead."""
-        memory = self._memory(children=True, pss=True)
+        memory = self._memory_watch.read()
         line = memory_line(epoch, self.epochs, memory)
         self.timeline.write("memory", epoch=epoch, **memory.values(), **self._memory_watch.take())
         log.info("%s", line)

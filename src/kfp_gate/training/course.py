@@ -308,7 +308,7 @@ class TrainingCourse:
         return read_memory(group=self.control_group, cuda=cuda_memory(), children=children, pss=pss)
 
     def _tell(self, trainer: "RankTrainer", epoch: int) -> None:
-        times, memory = self.phases.take(), self.memory(children=True, pss=True)
+        times, memory = self.phases.take(), self.memory_watch.read()
         self.timeline.phase = ""
         self.timeline.write("phases", epoch=epoch, seconds=times.seconds, steps=times.steps, device=times.device)
         self.timeline.write("memory", epoch=epoch, **memory.values(), **self.memory_watch.take())

@@ -1,6 +1,7 @@
 """Watches a rank's memory from epoch to epoch, and says before it happens that a limit will be reached."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,10 @@ STILL = 3
 LARGE = 0.25
 """Where no limit is known: growth by this share since it began is told."""
 
+SHARE, SHARES_S = 0.001, 0.012
+"""Proportional sets take at most this share of the time: short epochs go without. Seconds of CPU for each GiB that is
+mapped, as measured once; after that the last reading's."""
+
 
 class MemoryWatch:
     """One per rank; it reads where phases change, which takes about 0.1 ms each time."""
@@ -32,14 +37,15 @@ class MemoryWatch:
         self._before: Memory | None = None
         self._start: Memory | None = None
         self._kept: dict[str, dict[str, int]] = {}
+        self._shares_cost_s, self._shared_at = 0.0, time.monotonic()
         timeline.on_phase = self.phase_ends
 
     def phase_ends(self, phase: str, following: str) -> None:
         """What this phase has kept is what there is more of at its end."""
-        # Before the first step the loaders still share their pages with this process.
+        # Before the first step: what loader processes share with this one when they are forked.
         first = following == "train" and not self._history and self._start is None
         try:
-            now = self._read(children=first, pss=first)
+            now = self._read(children=first)
         except RuntimeError:
             # The device may be the reason why the phase ends.
             self._before = None
@@ -55,6 +61,18 @@ class MemoryWatch:
                 elif kind in kept:
                     kept[kind] += b - a
         self._before = now
+
+    def read(self) -> Memory:
+        """The reading of an epoch's end: with child processes, and with proportional sets where there is the time."""
+        memory = self._read(children=True)
+        mapped = (memory.rss or 0) + (memory.children or 0)
+        cost_s = max(self._shares_cost_s, SHARES_S * mapped / (1 << 30))
+        if time.monotonic() - self._shared_at < cost_s / SHARE:
+            return memory
+        started = time.thread_time()
+        memory = self._read(children=True, pss=True)
+        self._shares_cost_s, self._shared_at = time.thread_time() - started, time.monotonic()
+        return memory
 
     def take(self) -> dict[str, Any]:
         """More for an epoch's `memory` line: what each phase kept since the last call, and how memory was at the start.
