@@ -152,11 +152,11 @@ def test_the_result_is_written_and_said(tmp_path: Path, caplog: pytest.LogCaptur
         {"part": "usual", "steps": 4, "step_s": 0.5, "low": 0.5, "high": 0.5},
         {"part": "prepared", "steps": 4, "step_s": 0.2, "low": 0.2, "high": 0.2},
     ]
-    assert "feeding costs 0.3000 s a step (60%)" in caplog.text and "within the spread" not in caplog.text
+    assert "feeding costs 0.3000 s a step (60%)" in caplog.text and "no gain" not in caplog.text
     probe.seconds = {USUAL: [0.5, 0.6, 0.7], PREPARED: [0.4, 0.5, 0.6]}
     with caplog.at_level("INFO"):
         probe.tell(group=1)
-    assert "feeding costs 0.1000 s a step (17%), which is within the spread" in caplog.text
+    assert "no gain beyond the spread" in caplog.text
 
 
 # Data -----------------------------------------------------------------------------------------------------------

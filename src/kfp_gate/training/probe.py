@@ -183,12 +183,14 @@ class Probe:
         usual, prepared = found[USUAL], found[PREPARED]
         if usual is not None and prepared is not None:
             gain = usual.median - prepared.median
+            clear = prepared.high < usual.low
             log.info(
                 "probe: %d steps as usual, %.4f s each (%.4f to %.4f); %d steps on batches held in memory, %.4f s each "
-                "(%.4f to %.4f): feeding costs %.4f s a step (%.0f%%)%s",
+                "(%.4f to %.4f): %s",
                 len(self.seconds[USUAL]), usual.median, usual.low, usual.high, len(self.seconds[PREPARED]),
-                prepared.median, prepared.low, prepared.high, gain, 100 * gain / max(usual.median, 1e-9),
-                "" if prepared.high < usual.low else ", which is within the spread",
+                prepared.median, prepared.low, prepared.high,
+                f"feeding costs {gain:.4f} s a step ({gain / usual.median:.0%})" if clear
+                else "no gain beyond the spread, so feeding is not what it waits for",
             )  # fmt: skip
 
 
