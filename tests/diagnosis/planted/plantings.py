@@ -34,6 +34,7 @@ class Planting:
         mount: where the images are read through a slow file system ...
         elsewhere: ... and what replaces it on a machine without FUSE.
         cores, memory: limits of a control group, in cores and bytes; 0 is none.
+        fails: the training ends in a failure.
         cure: settings that must make the same training faster, for the bench to try.
         crowd: processes beside the training that compute all the time.
     """
@@ -50,6 +51,7 @@ class Planting:
     cores: float = 0
     memory: int = 0
     crowd: int = 0
+    fails: bool = False
     cure: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -135,6 +137,11 @@ PLANTINGS: dict[str, Planting] = {
         "forked_copies", "two loader processes that read a list of three million tuples, limit 2 GiB",
         faults.only_first_epochs(8, faults.annotations_in_a_list), images=Images(train=80, val=4),
         settings={**LONG, "image_size": 224, "workers": 2}, memory=2 << 30,
+    ),
+    "memory_pressure": Planting(
+        "memory_pressure", "one image that unpacks to 1.5 GiB in a loader process, limit 1.5 GiB",
+        faults.with_transform(lambda: faults.Panorama(3 << 29)), images=Images(train=160, val=4),
+        settings={"workers": 1, "epochs": 1}, memory=3 << 29, fails=True,
     ),
     "discarded_work": Planting(
         "discarded_work", "epochs 2 to 4 done three times: not finite", faults.not_finite,

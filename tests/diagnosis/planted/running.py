@@ -45,7 +45,7 @@ def run(name: str, home: Path, *, settings: Mapping[str, Any] | None = None) -> 
 
     Raises:
         CannotBePlantedError: no FUSE, no control groups, or not the right to use them.
-        RuntimeError: a rank failed, with the end of its log.
+        RuntimeError: a rank failed, or did not where it should, with the end of its log.
     """
     planting, started = PLANTINGS[name], time.monotonic()
     train, val = make_images(home / "data", planting.images)
@@ -75,11 +75,11 @@ def run(name: str, home: Path, *, settings: Mapping[str, Any] | None = None) -> 
             busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
             stack.callback(busy.wait)
             stack.callback(busy.kill)
-        _train(planting.ranks, home)
+        _train(planting.ranks, home, fails=planting.fails)
     return Ran(home / "out", time.monotonic() - started, elsewhere)
 
 
-def _train(ranks: int, home: Path) -> None:
+def _train(ranks: int, home: Path, *, fails: bool) -> None:
     port, processes, logs = free_port(), [], []
     for rank in range(ranks):
         paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -97,5 +97,5 @@ def _train(ranks: int, home: Path) -> None:
         for process in processes:
             process.kill()
             process.wait()
-    if any(codes):
+    if any(codes) is not fails:
         raise RuntimeError("\n".join(log.read_text(encoding="utf-8")[-3000:] for log in logs))
