@@ -134,6 +134,44 @@ def test_a_place_that_runs_share_is_read_for_the_newest(worker, tmp_path):
     assert run.notes == ("2 starts of the worker: times are of the last one, memory and lost work of all",)
 
 
+def test_a_place_of_many_runs_is_not_fetched_whole(worker, tmp_path, monkeypatch):
+    """Nine starts for three pipeline runs, and as many without a name: what is read is the newest run's."""
+    from kfp_gate.storage import LocalStore
+
+    lines = [json.loads(line) for line in (worker / "rank0/timeline.jsonl").read_text().splitlines()]
+    for named in (True, False):
+        root = tmp_path / f"named {named}"
+        for number in range(9):
+            run = f"pipeline-{number // 3}" if named else ""
+            kept = [{**line, "run": run, "time": line["time"].replace("T09", f"T{10 + number}")} for line in lines]
+            kept.insert(2, {**kept[1], "kind": "resume", "epoch": 1})
+            path = root / f"timelines/{9 - number:06x}/rank0.jsonl.gz"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in kept).encode()))
+        fetched = []
+
+        class Counted(LocalStore):
+            def download(self, key, path, fetched=fetched):
+                fetched.append(key)
+                super().download(key, path)
+
+        monkeypatch.setattr("kfp_gate.diagnosis.runs.open_store", lambda _uri, root=root: _Remote(Counted(root)))
+        run = read_run("s3://bucket/prefix", tmp_path / f"scratch {named}")
+        assert len(fetched) == (3 if named else 4)
+        assert len(run.ranks[0]) == len(fetched) * (len(lines) + 1)
+        assert run.ranks[0][-1]["time"].startswith("2026-11-30T18")
+
+
+class _Remote:
+    """A store whose files are not on this machine."""
+
+    def __init__(self, store):
+        self.store, self.uri = store, "s3://bucket/prefix"
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+
 def test_runs_of_one_pipeline_run_follow_each_other(tmp_path):
     path = write(TRAINING, tmp_path / "a") / "rank0/timeline.jsonl"
     lines = [json.loads(line) | {"run": "pipeline-1"} for line in path.read_text().splitlines()]
@@ -163,6 +201,7 @@ def test_a_run_that_goes_on_ends_in_half_a_line(worker, tmp_path):
 
 @pytest.mark.all_only
 def test_s3(worker, tmp_path, s3):  # noqa: F811 - the fixture
+    s3.client().make_bucket("kfp-gate")
     store = open_store("s3://kfp-gate/checkpoints/run one")
     for rank in (0, 1):
         pack(worker / f"rank{rank}/timeline.jsonl", tmp_path / "packed.gz")

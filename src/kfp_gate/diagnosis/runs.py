@@ -13,6 +13,7 @@ from kfp_gate.diagnosis import places
 from kfp_gate.diagnosis.lines import read_lines
 from kfp_gate.diagnosis.lives import Life, lives_of, merge
 from kfp_gate.diagnosis.shapes import KINDS
+from kfp_gate.diagnosis.tokens import of_newest_run
 from kfp_gate.errors import InvalidInput
 from kfp_gate.storage import LocalStore, Store, local_path, open_store, path_within
 
@@ -159,7 +160,7 @@ def _read_file(where: str, path: Path) -> Run:
 
 
 def _read_keys(where: str, store: Store, found: places.Found, scratch: Path) -> Run:
-    files = [(key, _local(store, key, scratch)) for key in found.timelines]
+    files = [(key, _local(store, key, scratch)) for key in of_newest_run(store, found.timelines)]
     return _assemble(where, files, _record(_local(store, found.record, scratch)) if found.record else {})
 
 
@@ -193,6 +194,8 @@ def _read_mlflow(run_id: str, where: str, scratch: Path, tracking_uri: str) -> R
         )  # fmt: skip
     folder = Path(mkdtemp(dir=_made(scratch), prefix="mlflow-"))
     wanted = [*found[0].timelines, *([found[0].record] if found[0].record else [])]
+    for key in wanted:
+        path_within(folder, key, where)
     paths = {key: get_run_file(tracking, run_id, key, folder) for key in wanted}
     record = _record(paths[found[0].record]) if found[0].record else {}
     return _assemble(where, [(key, paths[key]) for key in found[0].timelines], record)
