@@ -190,7 +190,7 @@ class Probe:
                 len(self.seconds[USUAL]), usual.median, usual.low, usual.high, len(self.seconds[PREPARED]),
                 prepared.median, prepared.low, prepared.high,
                 f"feeding costs {gain:.4f} s a step ({gain / usual.median:.0%})" if clear
-                else "no gain beyond the spread, so feeding is not what it waits for",
+                else "no gain beyond the spread",
             )  # fmt: skip
 
 

@@ -285,6 +285,7 @@ class ProfileWindow:
             text += f", {step:.4f} s each"
         if other is not None and cost is not None:
             text += f" against {other:.4f} s in the {len(self._around)} steps around: the instruments cost {cost:+.0%}"
+            text += "" if inside and around and inside.low > around.high else ", within the spread"
         else:
             text += "; the epoch is too short to tell what the instruments cost"
         log.info("%s", text)
