@@ -199,9 +199,11 @@ def test_gaps_lost_lines_and_time_in_no_phase_are_said(read):
     for line in lines[len(lines) // 2 :]:
         line["time"] = line["time"].replace("T09", "T12")
     lines[40]["lines_lost"] = 7
+    lines[-1] = {**lines[-1], "kind": "failure", "phase": "train", "failure": "memory", "message": "killed\nmore"}
     found = diagnose(Run("x", {0: lines}))
     assert any(n.startswith("a gap in the timeline of rank 0, 3 h in all, the longest 3 h from 2026-11-30T09")
                for n in found.notes)  # fmt: skip
+    assert "the run failed: rank 0 in phase 'train', memory: killed" in found.notes
     assert "7 lines of the timeline were lost, as on a full disk" in found.notes
     assert any("of a step is in none of its phases" in n for n in found.notes)
 

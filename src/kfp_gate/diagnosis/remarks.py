@@ -14,16 +14,34 @@ from kfp_gate.diagnosis.steady import OTHER
 QUEUED = 0.2
 """Share of the time that a thread waits for a core from which it is worth a word."""
 
+LONGEST = 200
+"""Characters of a failure's message that are repeated."""
+
 GAP_S = 60.0
 """Seconds without any line that are a gap: the sampler writes one every few seconds."""
 
 
 def remarks(seen: Observations) -> tuple[str, ...]:
-    """Others on the machine, time in no phase, gaps, lost lines, an epoch that has not ended."""
-    found = [*_others(seen), *_untold(seen), *_gaps(seen), *_lost(seen)]
+    """How it failed, others on the machine, time in no phase, gaps, lost lines, an epoch that has not ended."""
+    found = [*_failure(seen), *_others(seen), *_untold(seen), *_gaps(seen), *_lost(seen)]
     if seen.epoch is not None and not seen.epoch.counted:
         found.append("no epoch has ended: shares are of the steps alone, without validation and checkpoints")
     return tuple(found)
+
+
+def _failure(seen: Observations) -> Iterator[str]:
+    """The failure that came from this training and not from another rank's."""
+    failures = [
+        (rank, line) for rank in sorted(seen.run.ranks) for line in seen.run.last_attempt(rank)
+        if line["kind"] == "failure"
+    ]  # fmt: skip
+    failures.sort(key=lambda pair: pair[1].get("failure") == "peer")
+    if failures:
+        rank, line = failures[0]
+        words = (str(line.get("message") or "").splitlines() or [""])[0][:LONGEST]
+        phase = f" in phase {line['phase']!r}" if line.get("phase") else ""
+        kind = line.get("failure") or "of an unknown kind"
+        yield f"the run failed: rank {rank}{phase}, {kind}" + (f": {words}" if words else "")
 
 
 def _others(seen: Observations) -> Iterator[str]:
