@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from diagnosis.planted.faults import AskedElsewhere, with_transform
-from diagnosis.planted.plantings import SETTINGS
 from kfp_gate.training import upstream
 from kfp_gate.training.ranks import read_ranks
 from kfp_gate.training.spec import TrainingSpec
@@ -23,8 +22,10 @@ def main(data: Path, out: Path, seconds: float, workers: int) -> None:
     # Present at 0 seconds too, so that nothing but the wait differs.
     with_transform(lambda: AskedElsewhere(seconds))(0)
     spec = TrainingSpec(**{
-        **SETTINGS, "train_manifest": str(data / "train.parquet"), "val_manifest": str(data / "val.parquet"),
-        "source_uri": str(data), "epochs": 4, "workers": workers,
+        "base_model": "yolo11n.yaml:depth=0.33,width=0.125", "image_size": 64, "batch": 4, "sanity_batches": 0,
+        "overrides": {"optimizer": "AdamW", "mosaic": 0.0, "warmup_epochs": 0, "close_mosaic": 0}, "patience": 0,
+        "train_manifest": str(data / "train.parquet"), "val_manifest": str(data / "val.parquet"),
+        "source_uri": str(data), "epochs": 3, "workers": workers,
     })  # fmt: skip
     code = Session(spec, ranks, out=out, private=private, node="here").run()
     sys.stdout.flush()
