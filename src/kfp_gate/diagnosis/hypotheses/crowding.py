@@ -119,18 +119,26 @@ def robbed(seen: Observations, rank: RankSeen) -> float:
     return (core_lost(seen, rank) or 0.0) * own_share(seen, rank) * rank.step_s
 
 
-def without_crowd(seen: Observations, rank: RankSeen, workers: int) -> float | None:
-    """Seconds that a step would take with so many loader processes, from the CPU seconds of its work; None: unknown.
+def without_crowd(seen: Observations, rank: RankSeen) -> float | None:
+    """Seconds that a step would take if loader processes left a core to each rank; None: unknown.
 
-    Work is not made less by fewer processes: the cores need what they need. What others on the machine take stays.
+    From the CPU seconds of the work: fewer processes do not make it less, the cores need what they need. So a crowd
+    costs something only as far as cores stand idle in spite of it. What others on the machine take stays.
     """
     main = known(rank.cpu)
-    if isinstance(rank.loading, Unknown) or main is None or seen.cores is None or seen.cuda is not False:
+    if isinstance(rank.loading, Unknown) or main is None or seen.cores is None or not rank.step_s:
         return None
     making = rank.loading.cpu
-    if making is None or not rank.step_s:
+    if making is None:
         return None
-    computing = main * rank.step_s
-    alone = max(computing, making / workers, (making + computing) * seen.ranks_on_node / seen.cores)
+    on_core = main * rank.step_s
+    # A device goes on at its own pace; what its host lost to loader processes comes back.
+    computing = on_core if seen.cuda is False else rank.step_s - wait_of(rank) - robbed(seen, rank)
+    alone = max(computing, making / fewer(seen), (making + on_core) * seen.ranks_on_node / seen.cores)
     foreign = 1 + (rank.loading.stretch - 1) * (1 - own_share(seen, rank))
     return alone * foreign
+
+
+def fewer(seen: Observations) -> int:
+    """Loader processes of a rank that leave a core to the rank itself."""
+    return max(1, int((seen.cores or 1) / seen.ranks_on_node) - 1)

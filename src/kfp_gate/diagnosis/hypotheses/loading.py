@@ -222,7 +222,7 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
 def _taken(seen: Observations, fed: Feeding) -> float:
     """Seconds a step in which preparation keeps the step off its core, and would with fewer processes as well."""
     held = robbed(seen, fed.rank)
-    better = without_crowd(seen, fed.rank, 1) if held > 0 else None
+    better = without_crowd(seen, fed.rank) if held > 0 else None
     return held if better is None else max(0.0, held - max(0.0, fed.rank.step_s - better))
 
 

@@ -7,6 +7,7 @@ from kfp_gate.diagnosis.hypotheses.crowding import (
     active,
     core_lost,
     crowd,
+    fewer,
     idle_cores,
     own_share,
     robbed,
@@ -108,7 +109,7 @@ def _too_many(seen: Observations, fed: Feeding) -> Finding | Unjudged:
     crowded, stretch, lost = crowd(seen, rank), fed.loading.stretch, core_lost(seen, rank)
     own = own_share(seen, rank)
     late = fed.saved(fed.loading.wall * (1 - 1 / stretch)) * own if crowded >= CROWDED else 0.0
-    fewer = max(1, int(seen.cores / seen.ranks_on_node) - 1)
+    few = fewer(seen)
     weight = seen.share(too_many_seconds(seen, fed, late))
     evidence, against = [plain], list[str]()
     (evidence if crowded >= CROWDED else against).append(
@@ -124,15 +125,15 @@ def _too_many(seen: Observations, fed: Feeding) -> Finding | Unjudged:
     pressure = known(rank.pressure["cpu"])
     if pressure is not None:
         (evidence if pressure >= 0.3 else against).append(f"some task waits for a core {share(pressure)} of the time")
-    better = without_crowd(seen, rank, fewer)
+    better = without_crowd(seen, rank)
     if better is not None and better > 0.95 * rank.step_s:
-        against.append(f"with {fewer} of them the cores would need {duration(better)} a step all the same")
+        against.append(f"with {few} of them the cores would need {duration(better)} a step all the same")
     return Finding(
         cause, f"{share(weight)} of the time is lost to {plain}", weight, tuple(evidence), tuple(against),
-        next_check=f"a short run with workers={fewer}: steps must get faster, though fewer processes prepare",
-        refuted_by=f"steps as slow, or slower, with workers={fewer}",
+        next_check=f"a short run with workers={few}: steps must get faster, though fewer processes prepare",
+        refuted_by=f"steps as slow, or slower, with workers={few}",
         missing=() if lost is not None else (f"how long the step waits for a core: {reason(rank.queued)}",),
-        detail={"advice": f"Try workers={fewer}", "workers": fed.workers, "wanted": fewer, "cores": seen.cores,
+        detail={"advice": f"Try workers={few}", "workers": fed.workers, "wanted": few, "cores": seen.cores,
                 "active": active(rank), "stretch": stretch, "lost": lost, "wait_s": fed.wait},
     )  # fmt: skip
 
@@ -142,5 +143,5 @@ def too_many_seconds(seen: Observations, fed: Feeding, late: float = 0.0) -> flo
     if not fed.workers or seen.cores is None:
         return 0.0
     held = max(late, robbed(seen, fed.rank))
-    better = without_crowd(seen, fed.rank, max(1, int(seen.cores / seen.ranks_on_node) - 1))
+    better = without_crowd(seen, fed.rank)
     return min(held, max(0.0, fed.rank.step_s - better)) if better is not None else held
