@@ -180,5 +180,5 @@ def _plain(key: str, value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {_plain('', v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
+        return ", ".join(_plain("", v) for v in value)
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -166,7 +166,7 @@ def profile(run: Run) -> dict[str, Any] | None:
     for rank in sorted(run.ranks):
         for line in run.lines("profile", rank):
             return {
-                "steps": line.get("steps"),
+                "steps": _count(line.get("steps")),
                 "step": amounts.duration(number(line.get("step_s"))),
                 "around": amounts.duration(number(line.get("around_s"))),
                 "nsys": line.get("nsys"),
@@ -174,7 +174,7 @@ def profile(run: Run) -> dict[str, Any] | None:
                 "ops": [
                     {
                         "name": str(o.get("name")),
-                        "calls": o.get("calls"),
+                        "calls": _count(o.get("calls")),
                         "cpu": amounts.duration(number(o.get("cpu_s"))),
                         "device": amounts.duration(number(o.get("device_s"))),
                     }
@@ -183,3 +183,8 @@ def profile(run: Run) -> dict[str, Any] | None:
                 ],
             }
     return None
+
+
+def _count(value: Any) -> str:
+    found = number(value)
+    return amounts.UNKNOWN if found is None else f"{found:,.0f}"
