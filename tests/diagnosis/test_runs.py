@@ -134,6 +134,17 @@ def test_a_place_that_runs_share_is_read_for_the_newest(worker, tmp_path):
     assert run.notes == ("2 starts of the worker: times are of the last one, memory and lost work of all",)
 
 
+def test_a_file_that_was_packed_piece_by_piece(worker, tmp_path):
+    """As a rank sends it while it trains; the last piece may be cut."""
+    lines = (worker / "rank0/timeline.jsonl").read_bytes().splitlines(keepends=True)
+    pieces = [gzip.compress(b"".join(lines[i : i + 10])) for i in range(0, len(lines), 10)]
+    path = tmp_path / "rank0.jsonl.gz"
+    path.write_bytes(b"".join(pieces))
+    assert counts(read_run(str(path), tmp_path)) == {0: len(lines)}
+    path.write_bytes(b"".join(pieces[:3]) + pieces[3][:20])
+    assert 30 <= counts(read_run(str(path), tmp_path))[0] < 40
+
+
 def test_a_place_of_many_runs_is_not_fetched_whole(worker, tmp_path, monkeypatch):
     """Nine starts for three pipeline runs, and as many without a name: what is read is the newest run's."""
     from kfp_gate.storage import LocalStore
