@@ -14,6 +14,9 @@ _Stretch = tuple[int, Mapping[str, float], Mapping[str, float] | None]
 SMALLEST = 0.005
 """Share of the profiled time below which a function is left out."""
 
+SHORTEST = 1e-9
+"""Seconds of a step below which its times say nothing."""
+
 _Steady = Mapping[int, RankSteps | None]
 
 
@@ -95,14 +98,14 @@ def _step_bars(run: Run, steady: _Steady) -> list[StepBar]:
 
 
 def _bars(rank: int, kind: str, stretches: Sequence[_Stretch]) -> Iterator[StepBar]:
-    steps = sum(s[0] for s in stretches)
-    if steps:
-        yield StepBar(rank, "host", kind, _each([s[1] for s in stretches], steps), steps)
+    host = [(count, seconds) for count, seconds, _ in stretches]
     # A stretch whose events were not resolved yet says nothing of the device.
-    told = [(count, device) for count, _, device in stretches if device]
-    steps = sum(count for count, _ in told)
-    if steps:
-        yield StepBar(rank, "device", kind, _each([device for _, device in told], steps), steps)
+    device = [(count, seconds) for count, _, seconds in stretches if seconds]
+    for clock, told in (("host", host), ("device", device)):
+        steps = sum(count for count, _ in told)
+        bar = StepBar(rank, clock, kind, _each([s for _, s in told], steps), steps) if steps else None
+        if bar is not None and bar.total >= SHORTEST:
+            yield bar
 
 
 def _prepared(run: Run, rank: int) -> Iterator[_Stretch]:
@@ -119,7 +122,10 @@ def _speed(steady: _Steady) -> float | None:
     for usual in steady.values():
         if usual is None or any(s.images is None for s in usual.stretches):
             return None
-        total += sum(s.images or 0 for s in usual.stretches) / sum(s.total for s in usual.stretches)
+        seconds = sum(s.total for s in usual.stretches)
+        if seconds < SHORTEST:
+            return None
+        total += sum(s.images or 0 for s in usual.stretches) / seconds
     return total or None
 
 
