@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kfp_gate.diagnosis.diagnose import diagnose
 from kfp_gate.diagnosis.findings import BAR, Finding, Unjudged
 from kfp_gate.diagnosis.forked_copies import ORDINARY
 from kfp_gate.diagnosis.growth import growth, memory_findings
@@ -296,6 +297,19 @@ def test_processes_that_were_killed_are_pressure_enough() -> None:
     run.ranks[0][2]["oom_kills"] = 0  # type: ignore[index]
     found = finding(run, "memory_pressure")
     assert found.weight == 1.0 and found.evidence[0].startswith("the kernel killed 1 process of")
+
+
+def test_a_process_killed_in_the_first_epoch_is_told_by_the_last_line_alone() -> None:
+    """No epoch has ended, and no sample was taken between the kill and the end."""
+    lines = [
+        {"kind": "start", "rank": 0, "mono": 0.0}, {"kind": "sample", "mono": 1.0, "phase": "train", "oom_kills": 2},
+        {"kind": "failure", "mono": 2.0, "failure": "memory",
+         **UNKNOWN, "oom_kills": 3, "limit": 4 * GIB, "cgroup": 3 * GIB, "file": GIB, "shmem": 0},
+    ]  # fmt: skip
+    found = diagnose(made(lines))
+    assert [f.cause for f in found.findings] == ["memory_pressure"], found.answer
+    assert found.findings[0].evidence[0].startswith("the kernel killed 1 process of")
+    assert found.findings[0].detail["limit"] == 4 * GIB
 
 
 @pytest.mark.parametrize(

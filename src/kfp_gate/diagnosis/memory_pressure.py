@@ -7,6 +7,7 @@ from typing import TypeGuard
 from kfp_gate.diagnosis.amounts import share, size
 from kfp_gate.diagnosis.findings import Finding, Unjudged
 from kfp_gate.diagnosis.memory_readings import RankMemory
+from kfp_gate.observing.memory import Memory
 
 NEAR = 0.8
 """Share of the limit below which a container has room."""
@@ -60,7 +61,7 @@ def memory_pressure(ranks: Sequence[RankMemory]) -> Finding | Unjudged:
 
 
 def _held(rank: RankMemory) -> list[int]:
-    found = [memory.held for _, memory in rank.history if memory.held is not None]
+    found = [memory.held for memory in _told(rank) if memory.held is not None]
     for s in rank.samples:
         cgroup, file, shmem = s.get("cgroup"), s.get("file"), s.get("shmem")
         if _is_number(cgroup) and _is_number(file):
@@ -68,9 +69,14 @@ def _held(rank: RankMemory) -> list[int]:
     return found
 
 
+def _told(rank: RankMemory) -> list[Memory]:
+    """What the ends of epochs tell, and the end: a run that dies of it mostly does so before its first epoch ends."""
+    return [memory for _, memory in rank.history] + ([rank.end] if rank.end is not None else [])
+
+
 def _kills(rank: RankMemory) -> int:
     counts: list[int] = [round(s["oom_kills"]) for s in rank.samples if _is_number(s.get("oom_kills"))]
-    for _, memory in rank.history:
+    for memory in _told(rank):
         if memory.oom_kills is not None:
             counts.append(memory.oom_kills)
     return max(counts) - min(counts) if counts else 0

@@ -35,6 +35,7 @@ class RankMemory:
         samples: the sampler's lines.
         epochs: how many epochs the run is to have; None: unknown.
         alone: whether it is the run's only rank, so that its container's memory is its own.
+        end: memory when it failed; None if it did not, or did not say.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class RankMemory:
     samples: tuple[Line, ...]
     epochs: int | None
     alone: bool = True
+    end: Memory | None = None
 
     @property
     def grown(self) -> tuple[Grown, ...]:
@@ -67,7 +69,8 @@ class RankMemory:
 
     @property
     def limit(self) -> int | None:
-        return next((m.limit for _, m in reversed(self.history) if m.limit is not None), None)
+        readings = [m for _, m in self.history] + ([self.end] if self.end is not None else [])
+        return next((m.limit for m in reversed(readings) if m.limit is not None), None)
 
 
 def rank_memories(run: Run) -> list[RankMemory]:
@@ -91,12 +94,13 @@ def _rank_memory(run: Run, rank: int) -> RankMemory:
     told = [by_epoch[e] for e in sorted(by_epoch)]
     samples = tuple(x for x in lines if x.get("kind") == "sample")
     start = next((memory_of(x["at_start"]) for x in told if isinstance(x.get("at_start"), Mapping)), None)
+    end = next((memory_of(x) for x in reversed(lines) if x.get("kind") == "failure"), None)
     conditions = next((x for x in lines if x.get("kind") == "conditions"), run.conditions)
     epochs = conditions.get("epochs")
     return RankMemory(
         rank, tuple((x["epoch"], memory_of(x)) for x in told), _kept(told, samples), start, samples,
         int(epochs) if isinstance(epochs, int | float) and math.isfinite(epochs) and epochs > 0 else None,
-        len(run.ranks) == 1 and conditions.get("ranks") in (None, 1),
+        len(run.ranks) == 1 and conditions.get("ranks") in (None, 1), end,
     )  # fmt: skip
 
 
