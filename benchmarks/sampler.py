@@ -40,9 +40,7 @@ def main() -> None:
     rest = threading.Event()
     for _ in range(options.threads):
         threading.Thread(target=rest.wait, daemon=True).start()
-    loaders = [
-        subprocess.Popen([sys.executable, "-c", LOADER], stdout=subprocess.PIPE) for _ in range(options.workers)
-    ]
+    loaders = [subprocess.Popen([sys.executable, "-c", LOADER], stdout=subprocess.PIPE) for _ in range(options.workers)]
     try:
         for loader in loaders:
             assert loader.stdout is not None
