@@ -146,6 +146,11 @@ class _Table:
             note = "; ".join(filter(None, [note, "spread unknown: a single stretch of steps"]))
         return Scenario(change, float(seconds[0]), max(0.0, low), high, note)
 
+    def _no_row(self, change: str, why: str) -> None:
+        reason = f"{change.removesuffix(' halved').removesuffix(' free')}: {why}"
+        if reason not in self.unknown:
+            self.unknown.append(reason)
+
     def _epoch(self, step: Floats) -> Floats:
         return step * self.steps + self.outside
 
@@ -174,7 +179,7 @@ class _Table:
         for word, share in (("halved", 0.5), ("free", 1.0)):
             saved = {p.rank: s for p in self.ranks.paces if (s := self.ranks.computing(p, share, busy)) is not None}
             if len(saved) < len(self.ranks.paces):
-                self.unknown.append(f"device compute {word}: {self.ranks.why_no_compute(busy)}")
+                self._no_row("device compute", self.ranks.why_no_compute(busy))
             else:
                 yield from self._faster(f"device compute {word}", saved)
 
@@ -191,10 +196,10 @@ class _Table:
     def _faster(self, change: str, saved: Mapping[int, Floats]) -> Iterator[Scenario]:
         """Less of what follows the wait for data."""
         if any(p.workers is None for p in self.ranks.paces):
-            self.unknown.append(f"{change}: it is not known whether loader processes ran")
+            self._no_row(change, "it is not known whether loader processes ran")
             return
         if any(p.fitted and p.workers and p.loader is None for p in self.ranks.paces):
-            self.unknown.append(f"{change}: the loader keeps up, and how much faster it could go was not recorded")
+            self._no_row(change, "the loader keeps up, and how much faster it could go was not recorded")
             return
         step = self.ranks.step(saved=lambda pace: saved[pace.rank])
         yield self._row(change, self._epoch(step), self.ranks.pace_note())

@@ -1,7 +1,7 @@
 """The answer to "what held this run back": every cause judged, ranked, and put into one sentence."""
 
 from kfp_gate.diagnosis.answer import sentence
-from kfp_gate.diagnosis.counterfactual import phase_shares, scenarios
+from kfp_gate.diagnosis.counterfactual import Estimate, estimate, phase_shares
 from kfp_gate.diagnosis.findings import BAR, HEALTH, Diagnosis, Finding, Unjudged
 from kfp_gate.diagnosis.growth import growth
 from kfp_gate.diagnosis.hypotheses import judge
@@ -40,7 +40,7 @@ def diagnose(run: Run) -> Diagnosis:
     named = tuple(f for f in faults if f.weight >= BAR)
     lacking = _lacking(seen, judged, few)
     state = "cause" if named else "not_enough" if lacking else "no_cause"
-    epoch_s, rows = scenarios(run)
+    table = estimate(run)
     unjudged = [j for j in judged if isinstance(j, Unjudged)]
     if few:
         timed = [j for j in judged if isinstance(j, Finding) and j not in faults]
@@ -48,9 +48,17 @@ def diagnose(run: Run) -> Diagnosis:
     return Diagnosis(
         where=run.where, state=state, answer=sentence(seen, state, named, judged, lacking), findings=named,
         minor=tuple(j for j in judged if isinstance(j, Finding) and j not in named and (not few or j in faults)),
-        unjudged=tuple(unjudged), phases=phase_shares(run), epoch_s=epoch_s, scenarios=rows, growth=growth(run),
-        running=run.running, conditions=dict(run.conditions), notes=(*run.notes, *remarks(seen)),
+        unjudged=tuple(unjudged), phases=phase_shares(run), epoch_s=table.epoch_s, scenarios=table.scenarios,
+        growth=growth(run), running=run.running, conditions=dict(run.conditions),
+        notes=(*run.notes, *remarks(seen), *_without_row(table)),
     )  # fmt: skip
+
+
+def _without_row(table: Estimate) -> tuple[str, ...]:
+    """What the table of changes does not say, and why: a row that is missing must not be read as "no gain"."""
+    if table.epoch_s is None or not table.unknown:
+        return ()
+    return (f"changes that are not in the table, as their gain is unknown: {'; '.join(table.unknown)}",)
 
 
 def _lacking(seen: Observations, judged: tuple[Finding | Unjudged, ...], few: bool) -> tuple[str, ...]:
