@@ -20,7 +20,8 @@ from kfp_gate.observing.loading import Made
 from kfp_gate.observing.phases import DATA, FORWARD, OTHER, Phases
 from kfp_gate.observing.timeline import Timeline, read_timeline
 from kfp_gate.training.op_trace import op_times
-from kfp_gate.training.profiling import UNDER_NSYS, ProfileWindow, WindowPlan
+from kfp_gate.training.profiling import UNDER_NSYS, ProfileWindow
+from kfp_gate.training.window_plan import WindowPlan
 
 DEVICE = torch.autograd.DeviceType
 

@@ -14,8 +14,9 @@ from kfp_gate.observing.phases import Phases
 from kfp_gate.observing.timeline import Timeline
 from kfp_gate.training.group import Group
 from kfp_gate.training.probe import Probe
-from kfp_gate.training.profiling import ProfileWindow, WindowPlan
+from kfp_gate.training.profiling import ProfileWindow
 from kfp_gate.training.spec import TrainingSpec
+from kfp_gate.training.window_plan import WindowPlan
 from kfp_gate.training.windows import USUAL, WARM_STEPS, Windows
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ The timeline gets one `profile` line:
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,63 +32,15 @@ from kfp_gate.observing.phases import OTHER, Phases
 from kfp_gate.observing.timeline import Timeline
 from kfp_gate.training.op_trace import TOP, OpTimes, OpTrace
 from kfp_gate.training.step_spread import FEWEST_GROUPS, spread_of
+from kfp_gate.training.window_plan import LEAD, WindowPlan
 
 log = logging.getLogger(__name__)
 
 FOLDER, TRACE = "profile", "trace.json.gz"
 
-LEAD = 1
-"""Steps in which the profiler runs and is not listened to: its first step pays for its start."""
-
-MOST_AROUND, FEWEST_AROUND = 30, 5
 UNDER_NSYS = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH")
 """What Nsight Systems sets in the processes it starts. Only one of it and torch's profiler can listen to the device
 (CUPTI has one subscriber), and there it is the one that was asked for."""
-
-
-@dataclass(frozen=True)
-class WindowPlan:
-    """Numbers of steps: of settling and around, on each side, and of the window."""
-
-    settle: int
-    around: int
-    active: int
-
-    @classmethod
-    def full(cls, steps: int, stock: int) -> "WindowPlan":
-        """With all the room it wants; `stock` is the number of batches that loader processes hold ready."""
-        return cls(stock, min(max(steps, FEWEST_AROUND), MOST_AROUND), steps)
-
-    @classmethod
-    def fit(cls, left: int, steps: int, stock: int) -> "WindowPlan | None":
-        """Into `left` steps: first settling goes, then steps around, then the window; None if nothing is left."""
-        if left <= LEAD:
-            return None
-        wanted = cls.full(steps, stock)
-        active = min(steps, max(1, left - LEAD - 2))
-        spare = left - LEAD - active
-        around = min(FEWEST_AROUND, spare // 2)
-        settle = min(wanted.settle, (spare - 2 * around) // 2)
-        return cls(settle, min(wanted.around, (spare - 2 * settle) // 2), active)
-
-    @property
-    def after_warm_up(self) -> int:
-        """Steps that it needs where a long warm-up has used up the stock already."""
-        return self.total - self.settle
-
-    @property
-    def opens(self) -> int:
-        """The step that comes first under the instruments."""
-        return self.settle + self.around
-
-    @property
-    def closes(self) -> int:
-        """The first step without them again."""
-        return self.opens + LEAD + self.active
-
-    @property
-    def total(self) -> int:
-        return self.closes + self.settle + self.around
 
 
 class ProfileWindow:

@@ -41,7 +41,6 @@ from kfp_gate.training.evidence import (
 from kfp_gate.training.group import Group, PeerFailed, choose_device
 from kfp_gate.training.heartbeat import Heartbeat
 from kfp_gate.training.probe import ProbePlan, part_of_the_data
-from kfp_gate.training.profiling import WindowPlan
 from kfp_gate.training.progress import FAILURE, say
 from kfp_gate.training.ranks import Ranks
 from kfp_gate.training.record import Record, versions
@@ -52,6 +51,7 @@ from kfp_gate.training.timelines import SHARED_BYTES, Timelines
 from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker, address_of
 from kfp_gate.training.validation import Validation
 from kfp_gate.training.watch import BEAT_S, GRACE_S, Watch, end_process
+from kfp_gate.training.window_plan import WindowPlan
 
 log = logging.getLogger(__name__)
 
