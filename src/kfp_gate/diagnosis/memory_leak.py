@@ -90,8 +90,8 @@ def _gain(growth: Grown) -> float:
 
 
 def _advice(growth: Grown, where: str) -> str:
-    keeps = f"Find what {where} keeps from epoch to epoch" if where else "Find what is kept from epoch to epoch"
-    return f"{keeps}; more memory only moves the epoch"
+    place = f" in {where}" if where else ""
+    return f"Find what is kept{place} from epoch to epoch; more memory only moves the epoch"
 
 
 def _by_phase(rank: RankMemory, growth: Grown) -> list[str]:
