@@ -27,7 +27,8 @@ def test_inner_parts_are_not_counted_twice() -> None:
     passed = time.perf_counter() - started
     found = parts.take()
     assert set(found) == {"outer", "inner"} and found["outer"].calls == 2 and found["inner"].calls == 1
-    assert sum(p.wall_s for p in found.values()) == pytest.approx(passed, abs=0.002)
+    # Not more than there was, and not less than what was slept and spun.
+    assert 0.06 <= sum(p.wall_s for p in found.values()) <= passed
     assert found["inner"].wall_s >= 0.03 > 0.015 > found["inner"].cpu_s
     assert found["outer"].cpu_s >= 0.03
     assert parts.take() == {}

@@ -142,7 +142,7 @@ def test_the_timeline_has_what_a_diagnosis_needs(trained: Trained) -> None:
         assert window["images"] == 4 and window["bytes"] == 4 * 3 * 64 * 64 and window["device"] is None
         assert {"data", "transfer", "forward", "loss", "backward"} <= set(window["seconds"])
         (data, total), *_ = window["each"]
-        assert 0 < data < total and total == pytest.approx(sum(window["seconds"].values()), rel=0.1, abs=0.002)
+        assert 0 < data < total and total == pytest.approx(sum(window["seconds"].values()), abs=0.25)
         parts = window["loader"]["parts"]
         assert {"resize", "labels", "transform:Mosaic", "transform:Format", "collate", "other"} <= set(parts)
         # Without loader processes the same work is inside of the wait for data.
@@ -157,7 +157,7 @@ def test_the_timeline_has_what_a_diagnosis_needs(trained: Trained) -> None:
     validations = [x for x in lines if x["kind"] == "validation"]
     assert [v["epoch"] for v in validations] == [1, 2] and all(v["images"] == 6 for v in validations)
     assert {"weights", "load", "forward", "suppress", "match", "gather", "metrics"} <= set(validations[0]["parts"])
-    assert validations[0]["threads"] == 1 and sum(validations[0]["parts"].values()) > 0.5 * validations[0]["seconds"]
+    assert validations[0]["threads"] == 1 and sum(validations[0]["parts"].values()) > 0.1 * validations[0]["seconds"]
     uploads = {x["epoch"]: x for x in lines if x["kind"] == "upload"}
     assert uploads[1]["ok"] and uploads[1]["bytes"] > 10_000 and uploads[1]["seconds"] > 0
     assert all(x["seconds"] >= x["waited_s"] >= 0 for x in lines if x["kind"] == "checkpoint")
