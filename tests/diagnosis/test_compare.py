@@ -5,9 +5,10 @@ import random
 
 import pytest
 
-from kfp_gate.diagnosis.compare import compare, compare_each, text
+from kfp_gate.diagnosis.compare import compare, compare_each
 from kfp_gate.diagnosis.outputs import DIFFER, EQUAL, UNKNOWN, WITHIN_NOISE
 from kfp_gate.diagnosis.runs import Run
+from kfp_gate.diagnosis.text import comparison_text
 from kfp_gate.errors import InvalidInput
 
 from .recorded import recorded
@@ -65,7 +66,7 @@ def test_a_faster_loader_with_the_same_outputs(snapshot):
     assert by_name["phase backward"].state == "no difference beyond the noise"
     assert found.outputs.state == EQUAL
     assert json.loads(found.to_json())["outputs"]["epochs"] == 8
-    snapshot("comparison", text(found))
+    snapshot("comparison", comparison_text(found))
 
 
 def test_every_difference_is_listed_with_both_values_and_how_to_acknowledge_it(snapshot):
@@ -187,12 +188,12 @@ def test_runs_that_say_nothing_are_compared_as_far_as_it_goes():
     found = compare(Run("a", {}), Run("b", {0: []}))
     assert found.changes == ()
     assert "cannot be told" in found.answer
-    assert text(found)
+    assert comparison_text(found)
 
 
 def test_names_from_outside_steer_no_terminal():
     evil = "\x1b[2J\u202eevil\nline"
-    shown = text(compare(run(base_model=evil), run(evil, base_model=evil + "!"), ["base_model"]))
+    shown = comparison_text(compare(run(base_model=evil), run(evil, base_model=evil + "!"), ["base_model"]))
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     compare(recorded(name=evil), recorded(name=evil))

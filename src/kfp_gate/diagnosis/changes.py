@@ -51,14 +51,11 @@ class Change:
     high: float | None
     state: str
 
-    def line(self) -> str:
-        """The change in one line."""
-        text = f"{self.what}: {shown(self.before, self.unit)} -> {shown(self.after, self.unit)}"
-        if self.ratio is None:
-            return text
-        spread = f" (90%: {self.low:.3g} to {self.high:.3g})" if self.low is not None and self.high is not None else ""
-        verdict = f", {self.state}" if self.state in (NO_DIFFERENCE, ONE_VALUE) else ""
-        return f"{text}, x {self.ratio:.3g}{spread}{verdict}"
+    @property
+    def same(self) -> bool:
+        """Whether nothing tells the two sides apart: within the noise, or single values that are as good as equal."""
+        alone = self.state == ONE_VALUE and self.ratio is not None and abs(self.ratio - 1) < SAME
+        return self.state == NO_DIFFERENCE or alone
 
 
 def shown(value: float, unit: str) -> str:

@@ -7,14 +7,14 @@ from typing import Any
 
 from kfp_gate.diagnosis import amounts
 from kfp_gate.diagnosis.changes import NO_DIFFERENCE, Change, changes
-from kfp_gate.diagnosis.comparable import Difference, check_comparable, shared_conditions, show, unknown_of_both
+from kfp_gate.diagnosis.comparable import Difference, check_comparable, shared_conditions, unknown_of_both
 from kfp_gate.diagnosis.outputs import DIFFER, EQUAL, UNKNOWN, WITHIN_NOISE, Outputs, compare_outputs
 from kfp_gate.diagnosis.runs import Run
 from kfp_gate.errors import InvalidInput
 
 SCHEMA_VERSION = 1
 
-_OUTPUTS = {
+SAID_OF_OUTPUTS = {
     EQUAL: "outputs are equal", WITHIN_NOISE: "outputs are equal within noise", DIFFER: "outputs differ",
     UNKNOWN: "whether outputs are equal cannot be told",
 }  # fmt: skip
@@ -73,35 +73,10 @@ def compare_each(runs: Sequence[Run], acknowledged: Sequence[str] = ()) -> tuple
     return tuple(compare(runs[0], other, acknowledged) for other in runs[1:])
 
 
-def text(comparison: Comparison) -> str:
-    """The comparison for a terminal."""
-    lines = [comparison.answer, "", f"before: {comparison.before}", f"after:  {comparison.after}"]
-    if comparison.differences:
-        lines += ["", "acknowledged differences:"]
-        lines += [f"  {d.name}: {show(d.before)} -> {show(d.after)}" for d in comparison.differences]
-    if comparison.changes:
-        lines += ["", "changes:", *(f"  {c.line()}" for c in comparison.changes)]
-    lines += ["", f"{_OUTPUTS[comparison.outputs.state]}: {comparison.outputs.judged}"]
-    for one in comparison.outputs.series:
-        if one.difference is None:
-            lines.append(f"  {one.name}: computed in one run only")
-        elif one.state != EQUAL:
-            noise = "noise unknown" if one.noise is None else f"noise of an epoch {one.noise:.2g}"
-            lines.append(f"  {one.name}: {one.difference:+.3g} ({noise})")
-    if comparison.notes:
-        lines += ["", *(f"note: {n}" for n in comparison.notes)]
-    return "\n".join(_printable(line) for line in lines)
-
-
-def _printable(line: str) -> str:
-    """Names come from outside: what would steer a terminal is shown as a replacement."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
-
-
 def _answer(changes: Sequence[Change], outputs: Outputs) -> str:
     step = next((c for c in changes if c.what == "step"), None)
     if step is None or step.ratio is None:
-        return f"Whether a step became faster cannot be told; {_OUTPUTS[outputs.state]}."
+        return f"Whether a step became faster cannot be told; {SAID_OF_OUTPUTS[outputs.state]}."
     times = f"{amounts.duration(step.before)} -> {amounts.duration(step.after)}"
     sure = f"90%: x {step.low:.3g} to x {step.high:.3g}" if step.low is not None else "of a single stretch of steps"
     if step.state == NO_DIFFERENCE:
@@ -111,7 +86,7 @@ def _answer(changes: Sequence[Change], outputs: Outputs) -> str:
         said = f"A step takes {abs(1 - step.ratio):.0%} {way} than before: {times} ({sure})"
     else:
         said = f"A step takes {step.ratio:.3g} times as long as before: {times} ({sure})"
-    return f"{said}; {_OUTPUTS[outputs.state]}."
+    return f"{said}; {SAID_OF_OUTPUTS[outputs.state]}."
 
 
 def _notes(before: Run, after: Run, differences: Sequence[Difference]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kfp_gate.diagnosis.changes import LESS, MORE, NO_DIFFERENCE, ONE_VALUE, SAME, Change, shown
+from kfp_gate.diagnosis.changes import LESS, MORE, NO_DIFFERENCE, ONE_VALUE, Change, shown
 from kfp_gate.diagnosis.comparable import show
 from kfp_gate.diagnosis.compare import Comparison
 from kfp_gate.diagnosis.outputs import DIFFER, EQUAL, UNKNOWN, WITHIN_NOISE, Series
@@ -19,8 +19,8 @@ def values(comparison: Comparison) -> dict[str, Any]:
     return {
         "before": comparison.before, "after": comparison.after, "answer": comparison.answer,
         "colour": "warn" if comparison.outputs.state == DIFFER else _colour(step) if step is not None else "",
-        "changes": [_change(c) for c in comparison.changes if not _same(c)],
-        "same": [_change(c) for c in comparison.changes if _same(c)],
+        "changes": [_change(c) for c in comparison.changes if not c.same],
+        "same": [_change(c) for c in comparison.changes if c.same],
         "judged": comparison.outputs.judged[:1].upper() + comparison.outputs.judged[1:] + ".",
         "series": [_series(s) for s in comparison.outputs.series],
         "differences": [
@@ -28,11 +28,6 @@ def values(comparison: Comparison) -> dict[str, Any]:
         ],
         "notes": comparison.notes,
     }  # fmt: skip
-
-
-def _same(change: Change) -> bool:
-    alone = change.state == ONE_VALUE and change.ratio is not None and abs(change.ratio - 1) < SAME
-    return change.state == NO_DIFFERENCE or alone
 
 
 def _colour(change: Change) -> str:

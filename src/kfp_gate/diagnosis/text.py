@@ -1,11 +1,14 @@
-"""A diagnosis for a terminal: the answer first, then why, what a change would bring, and what is unknown."""
+"""A diagnosis, or a comparison, for a terminal: the answer first, then why, and what is unknown."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from kfp_gate.diagnosis import amounts, compare
-from kfp_gate.diagnosis.compare import Comparison
+from kfp_gate.diagnosis import amounts
+from kfp_gate.diagnosis.changes import shown
+from kfp_gate.diagnosis.comparable import show
+from kfp_gate.diagnosis.compare import SAID_OF_OUTPUTS, Comparison
 from kfp_gate.diagnosis.findings import BAR, CAUSES, HEALTH, MEMORY_CAUSES, Diagnosis, Finding, together
+from kfp_gate.diagnosis.outputs import EQUAL
 from kfp_gate.diagnosis.scenario_rows import scenario_table
 
 WIDTH = 96
@@ -34,8 +37,10 @@ def text(diagnosis: Diagnosis) -> str:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """A comparison of two runs in lines."""
-    return compare.text(comparison)
+    """Two runs compared, in lines of at most `WIDTH` characters, without colours."""
+    runs = [f"before: {comparison.before}", f"after:  {comparison.after}"]
+    blocks = [[comparison.answer], runs, _differences(comparison), _changes(comparison), _outputs(comparison)]
+    return join([*blocks, [line for note in comparison.notes for line in _item("note: ", note)]])
 
 
 def join(blocks: Iterable[Sequence[str]]) -> str:
@@ -61,6 +66,41 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ", left: int = 1) -> l
 def plain(words: str) -> str:
     """Words from outside as one line that a terminal prints and does not obey."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
+
+
+def _differences(comparison: Comparison) -> list[str]:
+    rows = [[d.name, show(d.before), "->", show(d.after)] for d in comparison.differences]
+    return ["Conditions that differ, as acknowledged", *table(rows)] if rows else []
+
+
+def _changes(comparison: Comparison) -> list[str]:
+    rows = [
+        [
+            c.what, shown(c.before, c.unit), "->", shown(c.after, c.unit),
+            "" if c.ratio is None else f"x {c.ratio:.3g}",
+            c.state if c.low is None or c.high is None else f"{c.low:.3g} to {c.high:.3g}",
+        ]
+        for c in comparison.changes if not c.same
+    ]  # fmt: skip
+    lines = ["Changed (factor, with a 90% interval)", *table(rows)] if rows else []
+    same = ", ".join(
+        f"{c.what} ({' -> '.join(dict.fromkeys((shown(c.before, c.unit), shown(c.after, c.unit))))})"
+        for c in comparison.changes if c.same
+    )  # fmt: skip
+    return lines + (list(_item("The same, as far as the noise lets one see: ", same, "", "  ")) if same else [])
+
+
+def _outputs(comparison: Comparison) -> list[str]:
+    outputs = comparison.outputs
+    said = SAID_OF_OUTPUTS[outputs.state]
+    lines = list(_item("", f"{said[:1].upper()}{said[1:]}: {outputs.judged}"))
+    for one in outputs.series:
+        if one.difference is None:
+            lines.append(f"  {one.name}: computed in one run only")
+        elif one.state != EQUAL:
+            noise = "noise unknown" if one.noise is None else f"noise of an epoch {one.noise:.2g}"
+            lines.append(f"  {one.name}: {one.difference:+.3g} ({noise})")
+    return lines
 
 
 def _head(diagnosis: Diagnosis) -> list[str]:
