@@ -40,7 +40,7 @@ from kfp_gate.observing.timeline import Timeline
 log = logging.getLogger(__name__)
 
 CLOSE_SAMPLES = 900
-"""Samples at the full rate; 15 MB of timeline a day after that, a tenth of it packed."""
+"""Samples at the full rate; 15 MB of timeline a day after that, a seventh of it packed."""
 
 SHARE = 0.01
 """The most of a core that sampling may take."""
