@@ -6,9 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kfp_gate.diagnosis.comparable import differences
-from kfp_gate.diagnosis.compare import compare, text
+from kfp_gate.diagnosis.compare import compare
 from kfp_gate.diagnosis.counterfactual import estimate, phase_shares
 from kfp_gate.diagnosis.runs import Run
+from kfp_gate.diagnosis.text import comparison_text
 
 ODD = ["", "data", "1", "\ud800"]
 SCALARS = st.one_of(
@@ -70,4 +71,4 @@ def test_any_lines_are_judged(run):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(RUNS, RUNS)
 def test_any_two_runs_are_compared_once_their_differences_are_acknowledged(before, after):
-    assert text(compare(before, after, [d.name for d in differences(before, after)]))
+    assert comparison_text(compare(before, after, [d.name for d in differences(before, after)]))
