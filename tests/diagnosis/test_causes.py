@@ -140,6 +140,22 @@ def test_the_proposed_number_of_workers_is_enough(read):
     assert diagnose(read(training.but(workers=wanted - 1))).state == "cause"
 
 
+def test_ranks_of_one_node_share_its_idle_cores(read):
+    """Four ranks with one loader process each on ten cores: a fifth of a core a rank is no room for one more."""
+    crowded = WORKERS.but(workers=1, ranks=4, cores=10).with_parts(decode=(0.6, 0.6))
+    runs = []
+    for local in (1, 4):
+        run = read(crowded)
+        for lines in run.ranks.values():
+            for line in lines:
+                line["node"] = "one node" if local == 4 else line["node"]
+                if line["kind"] == "start":
+                    line["ranks"]["local_world_size"] = local
+        runs.append(diagnose(run))
+    assert "try workers=" in judged(runs[0], "preparation_cpu").detail["advice"]
+    assert "no free core" in judged(runs[1], "preparation_cpu").detail["advice"]
+
+
 def test_fixing_what_is_named_shows_the_next_cause_and_then_health(read):
     """A loop over points builds target maps; ten times faster the run still starves, for its reads."""
     slow = GPU.but(workers=2).with_parts(transform_TargetMaps=(1.0, 1.0), read=(0.6, 0.01))

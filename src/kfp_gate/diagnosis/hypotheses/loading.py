@@ -161,7 +161,9 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
     everything = whole + sum(p.wall for n, p in loading.parts.items() if n in READING)
     name, stands_out = outlier(fed)
     idle = idle_cores(seen)
-    spare = idle is not None and wanted(fed, loading, idle).possible > (fed.workers or 0)
+    # Each rank of the node would add as many.
+    own_idle = idle / seen.ranks_on_node if idle is not None else None
+    spare = own_idle is not None and wanted(fed, loading, own_idle).possible > (fed.workers or 0)
     # Where cores are free, ordinary preparation is no fault of its own: it lacks processes. What stands out is.
     seconds = fed.saved(stands_out if spare else whole)
     # What loader processes keep the step's own thread off its core, too, unless fewer of them would end it.
@@ -212,7 +214,7 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
         refuted_by="steps that take as long "
         + (f"with {shown(name)} left out" if name else "on images held in memory (probe_steps)"),
         missing=() if functions else ("functions inside the transforms: no profile window in this run",),
-        detail={"advice": _advice(fed, loading, name, waits, spare, idle), "wait_s": fed.wait,
+        detail={"advice": _advice(fed, loading, name, waits, spare, own_idle), "wait_s": fed.wait,
                 "part": name, "part_s": work.get(name),
                 "parts": [n for n in sorted(work, key=lambda n: -work[n])], "work_s": whole,
                 "idle_cores": idle, "functions": functions},

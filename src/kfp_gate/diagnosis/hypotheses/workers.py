@@ -46,7 +46,7 @@ def _too_few(seen: Observations, fed: Feeding) -> Finding | Unjudged:
         missing.append(f"parts of loading: {fed.loading.reason}")
     if fed.workers is None or idle is None or isinstance(fed.loading, Unknown):
         return Unjudged("too_few_workers", tuple(missing))
-    want = wanted(fed, fed.loading, idle)
+    want = wanted(fed, fed.loading, idle / seen.ranks_on_node)
     gained = max(0.0, fed.wait - max(0.0, want.made / want.workers - fed.rest)) if want.possible > fed.workers else 0.0
     busy = fed.busy
     if busy is not None:
