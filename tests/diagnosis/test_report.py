@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -190,3 +191,17 @@ def test_a_training_without_a_timeline_has_its_report(trained, tmp_path):
     (trained / "record.json").write_text("{}")
     with pytest.raises(InvalidInput, match="no readable training record"):
         report.training_page(trained)
+
+
+def test_training_code_of_ones_own_has_its_diagnosis(trained):
+    (trained / "record.json").unlink()
+    said = words(report.training_page(trained))
+    assert said.startswith("Diagnosis: ") and "Steps wait for data" in said
+
+
+def test_the_rank_that_is_meant_is_shown_first():
+    run = recorded(epochs=2)
+    found = diagnosed(run)
+    late = replace(found.findings[0], cause="rank_imbalance", detail={"slow_rank": 1})
+    said = words(report.html(replace(found, findings=(late,)), run))
+    assert "are of rank 1" in said and "are of rank 0" not in said

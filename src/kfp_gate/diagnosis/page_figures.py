@@ -83,9 +83,10 @@ def _colour(phase: str) -> str:
     return PHASE_COLOURS.get(phase, "soft")
 
 
-def over_time(run: Run, axis: TimeAxis) -> dict[str, Any]:
-    """Ribbons of all ranks, lanes of each, and marks, on one axis."""
-    shown, *others = sorted(run.ranks)
+def over_time(run: Run, axis: TimeAxis, first: int | None = None) -> dict[str, Any]:
+    """Ribbons of all ranks, lanes of each, and marks, on one axis; the lanes of rank `first` are not folded."""
+    shown = first if first in run.ranks else min(run.ranks)
+    others = [r for r in sorted(run.ranks) if r != shown]
     points = max(60, POINTS_OF_OTHERS // max(len(others), 1)) if others else POINTS
     events, more = marks(run, axis)
     pieces = {r: ribbon(run, r, axis) for r in sorted(run.ranks)}

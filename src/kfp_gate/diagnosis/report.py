@@ -36,7 +36,8 @@ def comparison_html(comparison: Comparison, *others: Comparison) -> str:
 def training_page(folder: Path) -> str:
     """The training report with the run's diagnosis in it.
 
-    A diagnosis that cannot be made costs a sentence on the page, never the page.
+    A diagnosis that cannot be made costs a sentence on the page, never the page. Training code of the user's own that
+    kept no record has the diagnosis alone, or a note if it kept no timeline either.
 
     Args:
         folder: as rank 0 leaves it, OUT/training.
@@ -44,18 +45,21 @@ def training_page(folder: Path) -> str:
     Raises:
         InvalidInput: there is a record in the folder, and it cannot be read.
     """
-    if not (folder / "record.json").is_file():
-        return training_report.page(folder)
+    recorded = (folder / "record.json").is_file()
     try:
-        found = _diagnosed(folder)
-        return training_report.html(folder, template="training_diagnosed.html", d=found)
+        diagnosis, run = _diagnosed(folder)
+        if not recorded:  # training code of the user's own that kept a timeline
+            return html(diagnosis, run)
+        return training_report.html(folder, template="training_diagnosed.html", d=values(diagnosis, run))
     except Exception as error:  # whatever it is: the training has succeeded, and its report must be written
+        if not recorded:
+            return training_report.page(folder)
         log.warning("no diagnosis of this training: %s: %s", type(error).__name__, error)
         log.debug("the diagnosis failed", exc_info=True)
         return training_report.html(folder, template="training_diagnosed.html", d=None)
 
 
-def _diagnosed(folder: Path) -> dict[str, Any]:
+def _diagnosed(folder: Path) -> tuple[Diagnosis, Run]:
     from tempfile import TemporaryDirectory
 
     from kfp_gate.diagnosis.diagnose import diagnose
@@ -63,7 +67,7 @@ def _diagnosed(folder: Path) -> dict[str, Any]:
 
     with TemporaryDirectory() as scratch:
         run = read_run(str(folder), Path(scratch))
-    return values(diagnose(run), run)
+    return diagnose(run), run
 
 
 def values(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
@@ -89,7 +93,7 @@ def values(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
         "unjudged_count": len(diagnosis.unjudged),
         "scenarios": page_facts.scenarios(diagnosis),
         "steps": page_figures.steps(diagnosis, steady.bars),
-        "time": page_figures.over_time(run, axis) if axis is not None else None,
+        "time": page_figures.over_time(run, axis, _of_interest(diagnosis)) if axis is not None else None,
         "loader": page_figures.loader(run, steady.parts),
         "functions": hot_functions(run),
         "profile": page_figures.profile(run),
@@ -97,3 +101,9 @@ def values(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
         "memory": page_facts.memory(diagnosis, run),
         "conditions": page_facts.conditions(diagnosis.conditions),
     }
+
+
+def _of_interest(diagnosis: Diagnosis) -> int | None:
+    """The rank that the first finding is about, if it is about one."""
+    rank = diagnosis.findings[0].detail.get("slow_rank") if diagnosis.findings else None
+    return rank if isinstance(rank, int) else None
