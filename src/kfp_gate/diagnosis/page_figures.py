@@ -85,7 +85,7 @@ def _colour(phase: str) -> str:
 
 def over_time(run: Run, axis: TimeAxis, first: int | None = None) -> dict[str, Any]:
     """Ribbons of all ranks, lanes of each, and marks, on one axis; the lanes of rank `first` are not folded."""
-    shown = first if first in run.ranks else min(run.ranks)
+    shown = first if first is not None and first in run.ranks else min(run.ranks)
     others = [r for r in sorted(run.ranks) if r != shown]
     points = max(60, POINTS_OF_OTHERS // max(len(others), 1)) if others else POINTS
     events, more = marks(run, axis)
