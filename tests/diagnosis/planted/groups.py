@@ -1,6 +1,8 @@
 """Control groups of version 1 for one training: a CPU quota, a memory limit."""
 
 import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,8 +43,7 @@ def control_groups(*, cores: float = 0, memory: int = 0) -> Iterator[list[Path]]
         yield made
     finally:
         for folder in made:
-            with suppress(OSError):
-                folder.rmdir()
+            _remove(folder)
 
 
 def _new(parent: Path | None, values: dict[str, int]) -> Path:
@@ -53,6 +54,18 @@ def _new(parent: Path | None, values: dict[str, int]) -> Path:
     for name, value in values.items():
         (folder / name).write_text(str(value), encoding="ascii")
     return folder
+
+
+def _remove(folder: Path) -> None:
+    """Loader processes outlive a training that ended without a word by some seconds: they go with the group."""
+    for _ in range(50):
+        with suppress(OSError, ValueError):
+            for pid in (folder / "cgroup.procs").read_text(encoding="ascii").split():
+                os.kill(int(pid), signal.SIGKILL)
+        with suppress(OSError):
+            folder.rmdir()
+            return
+        time.sleep(0.1)
 
 
 def join(folders: list[str]) -> None:

@@ -64,7 +64,7 @@ SLOW_LOOP = faults.with_transform(lambda: faults.TargetMaps(loop=True, grid=224)
 FILES = Images(train=48, val=2, width=160, height=120, suffix="png")
 LONG = {"epochs": 60, "batch": 8}
 COMPUTING = {"image_size": 320, "batch": 8, "epochs": 2}
-COMPUTED = Images(train=72, val=4)
+COMPUTED = Images(train=120, val=4)
 
 SEED: dict[str, Any] = {
     "images": Images(train=96, val=4, width=160, height=120, suffix="png"), "mount": Mount(bytes_per_s=1e6),
