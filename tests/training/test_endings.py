@@ -26,11 +26,11 @@ from kfp_gate.training.spec import TrainingSpec
 place = Path({place!r})
 session = Session(TrainingSpec(train_manifest="a", val_manifest="b"), Ranks(), out=place, private=place, node="n")
 # Whoever read this process's output is gone: the last line cannot be written.
-import kfp_gate.training.session as module
+import kfp_gate.training.leaving as module
 def closed(*_, **__):
     raise BrokenPipeError
 module.say = closed
-threading.Thread(target=session._heartbeat_stale, args=("nobody",), daemon=True).start()
+threading.Thread(target=session.heartbeat_stale, args=("nobody",), daemon=True).start()
 threading.Event().wait(60)
 """
 

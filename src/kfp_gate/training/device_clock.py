@@ -50,11 +50,15 @@ class CudaClock:
 
 
 def cuda_memory() -> dict[str, int] | None:
-    """The allocator's bytes on this rank's device; None without one."""
+    """The allocator's bytes on this rank's device; None without one, or if it does not answer any more."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
-    device = torch.cuda.current_device()
-    return {
-        "reserved": torch.cuda.memory_reserved(device), "peak": torch.cuda.max_memory_reserved(device),
-        "total": torch.cuda.get_device_properties(device).total_memory,
-    }  # fmt: skip
+    try:
+        device = torch.cuda.current_device()
+        return {
+            "reserved": torch.cuda.memory_reserved(device), "peak": torch.cuda.max_memory_reserved(device),
+            "total": torch.cuda.get_device_properties(device).total_memory,
+        }  # fmt: skip
+    except RuntimeError:
+        # A lost device may be the very reason for asking.
+        return None

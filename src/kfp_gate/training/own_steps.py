@@ -125,7 +125,4 @@ def allocator() -> dict[str, int] | None:
         return None
     from kfp_gate.training.device_clock import cuda_memory
 
-    try:
-        return cuda_memory()
-    except RuntimeError:
-        return None
+    return cuda_memory()
