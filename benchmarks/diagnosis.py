@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "diagnosis"))
@@ -58,6 +59,7 @@ def main() -> None:
             print(flush=True)
             if options.keep is None:
                 shutil.rmtree(home)
+    foretold(dict(judged))
     print(table(judged), end="\n\n")
     print(confusion(judged), end="\n\n")
     print(f"{len(judged)} trainings in {time.monotonic() - started:.0f} s")
@@ -69,6 +71,27 @@ def main() -> None:
         "bars": {"right": len(judged), "cured": CURED},
         "met": bool(judged) and right == len(judged) and all(c < CURED for c in cured.values()),
     }))  # fmt: skip
+
+
+FORETOLD = (
+    ("seed_before", "transform:TargetMaps free", "seed_between"), ("seed_between", "reads free", "seed_after"),
+)  # fmt: skip
+"""A change that the first run's table foretells, and the run in which it was made."""
+
+
+def foretold(judged: Mapping[str, Judged]) -> None:
+    """Print what the table said of a change beside what the change did."""
+    for before, change, after in FORETOLD:
+        if before not in judged or after not in judged:
+            continue
+        row = next((s for s in judged[before].diagnosis.scenarios if s.change == change), None)
+        measured = judged[after].diagnosis.epoch_s
+        if row is not None and measured is not None:
+            print(
+                f"{before}, {change}: an epoch foretold to take {row.seconds:.1f} s ({row.low:.1f} to {row.high:.1f});"
+                f" {after} takes {measured:.1f} s"
+            )
+    print()
 
 
 def cure(name: str, home: Path, before: Judged) -> float:

@@ -78,7 +78,8 @@ def phase_shares(run: Run) -> tuple[PhaseShare, ...]:
         seconds = draws.phase(name)
         low, high = interval(seconds, draws.blocks)
         point = float(seconds[0])
-        found.append(PhaseShare(name, point, low, high, point / float(step[0]) if step[0] else 0.0))
+        # An interval that is widened for few stretches may reach below nothing; a phase does not.
+        found.append(PhaseShare(name, point, max(low, 0.0), high, point / float(step[0]) if step[0] else 0.0))
     return tuple(found)
 
 
