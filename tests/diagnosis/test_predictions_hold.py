@@ -1,10 +1,10 @@
 """A scenario against what really happens: the cause is put in by a known amount, the run is diagnosed, the cause is
 taken out, and the run is measured again.
 
-Costs that are slept hold on a machine that others use too, and predictions must come within `SLEPT` of the measured
-epoch. Costs that are computed share cores with whatever else runs there, so before and after may differ by more than
-the change: such a pair is measured again, up to three times, and one of them must come within `COMPUTED`, or `TRAINED`
-for a training, most of whose step is computed.
+Predictions must come within `SLEPT` of the measured epoch where costs are slept, within `COMPUTED` where they are
+computed, and within `TRAINED` for a training, most of whose step is computed. A machine that others use too stalls now
+and then, and cores are shared: a pair that does not agree is measured again, up to three times. A stall does not come
+back each time; a wrong prediction does.
 """
 
 import json
@@ -64,12 +64,6 @@ def measured(run: Run) -> float:
     return median(sum(line["seconds"].values()) for line in later)
 
 
-def predicted(run: Run) -> dict[str, float]:
-    found = estimate(run)
-    assert found.epoch_s == pytest.approx(measured(run), rel=TRAINED)
-    return {s.change: s.seconds for s in found.scenarios}
-
-
 CASES = {
     "none beside": (
         {"workers": 0, "transform": 0.02},
@@ -96,21 +90,25 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_loop_over_a_real_loader(case, tmp_path):
     before, changes = CASES[case]
-    rows = predicted(loop(tmp_path, **before))
+    known = []
     for change, costs in changes.items():
-        after = measured(loop(tmp_path, **{**before, **costs}))
-        print(f"{case}, {change}: predicted {rows[change]:.3f} s, measured {after:.3f} s")
-        assert rows[change] == pytest.approx(after, rel=SLEPT), change
+        agreed = holds_once(
+            lambda: known.pop() if known else loop(tmp_path, **before),
+            lambda costs=costs: loop(tmp_path, **{**before, **costs}), change, SLEPT,
+        )  # fmt: skip
+        known.append(agreed[0])
 
 
 def holds_once(before, after, change: str, tolerance: float) -> tuple[Run, Run]:
-    """Whether one of three pairs agrees, and which; `before` and `after` run and give a `Run`."""
+    """The first of three pairs that agrees; `before` and `after` run and give a `Run`."""
     off = []
     for _ in range(3):
         pair = before(), after()
-        told, found = predicted(pair[0])[change], measured(pair[1])
-        print(f"{change}: predicted {told:.3f} s, measured {found:.3f} s")
-        off.append(abs(told / found - 1))
+        found, now, then = estimate(pair[0]), measured(pair[0]), measured(pair[1])
+        told = {s.change: s.seconds for s in found.scenarios}[change]
+        print(f"{change}: predicted {told:.3f} s, measured {then:.3f} s")
+        # The epoch as it is must come out as well.
+        off.append(max(abs(told / then - 1), abs(found.epoch_s / now - 1)))
         if off[-1] <= tolerance:
             return pair
     raise AssertionError(f"{change}: off by {', '.join(f'{o:.0%}' for o in off)}")
