@@ -2,7 +2,7 @@
 
 import pytest
 
-from kfp_gate.diagnosis.measuring import observe
+from kfp_gate.diagnosis.measuring import observe, typical
 from kfp_gate.diagnosis.observations import Loading
 from kfp_gate.diagnosis.quantities import Unknown, Value, known, mean, reason
 from kfp_gate.diagnosis.runs import Run
@@ -57,6 +57,12 @@ def test_an_epoch_by_its_parts(seen):
     assert known(epoch.waited) == 1.0
     assert epoch.total == pytest.approx(60 * seen.ranks[0].step_s + 0.81 + 1.5 + 0.01, rel=0.01)
     assert seen.share(seen.ranks[0].step_s) == pytest.approx(epoch.in_steps / epoch.total)
+
+
+def test_one_stall_in_few_epochs_is_no_rule_and_a_rare_one_in_many_is_a_cost():
+    assert typical([0.5, 2.4]) == 0.5 and typical([9.0, 0.5, 0.6]) == 0.6 and typical([]) == 0.0
+    assert typical([2.0, 0.5, 2.2]) == 2.0
+    assert typical([0.0] * 8 + [10.0] * 2) == 2.0
 
 
 def test_prepared_and_profiled_steps_are_kept_apart(tmp_path):

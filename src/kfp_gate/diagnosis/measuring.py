@@ -1,7 +1,7 @@
 """Reads the numbers of `observations` out of a run's timelines."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from statistics import fmean
 
 from kfp_gate.diagnosis.observations import EpochSeen, Loading, Observations, Part, RankSeen
 from kfp_gate.diagnosis.quantities import Measured, Unknown, Value, mean
@@ -16,6 +16,9 @@ from kfp_gate.diagnosis.sampled import (
     step_samples,
 )
 from kfp_gate.diagnosis.steady import RankSteps, attempts, is_steady, steady_steps, whole_epochs
+
+MANY_EPOCHS = 6
+"""Epochs from which their mean is taken."""
 
 OLD = "this timeline is of a version that did not record it"
 
@@ -152,19 +155,33 @@ def _epoch(run: Run, first: RankSeen | None) -> EpochSeen | None:
     whole = whole_epochs(run)
     counted = len(whole.validation)
 
-    def each(values: Any) -> float:
-        return float(values.mean()) if len(values) else 0.0
-
     # Without a number of steps an epoch is one step, beside which nothing is known.
     steps = whole.steps or 1
     waited: Measured = Unknown(OLD if counted else "no epoch has ended")
+    writing = typical(whole.checkpoint.tolist())
     if len(whole.waited):
-        waited = mean(whole.waited.tolist(), "")
+        waits = whole.waited.tolist()
+        # The first checkpoint has no upload before it.
+        seconds = typical(waits[1:] or waits)
+        waited = Value(seconds, len(waits), min(waits), max(waits))
+        if len(waits) == counted:
+            own = [max(0.0, c - w) for c, w in zip(whole.checkpoint.tolist(), waits, strict=True)]
+            writing = typical(own) + seconds
     elif total := (run.record.get("checkpoints") or {}) if isinstance(run.record.get("checkpoints"), Mapping) else {}:
         value = total.get("waited_s")
         if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and counted:
             waited = Value(float(value) / counted, counted)
     return EpochSeen(
-        steps, steps * first.step_s, each(whole.validation), each(whole.checkpoint), each(whole.between), waited,
-        counted,
+        steps, steps * first.step_s, typical(whole.validation.tolist()), writing, typical(whole.between.tolist()),
+        waited, counted,
     )  # fmt: skip
+
+
+def typical(epochs: Sequence[float]) -> float:
+    """Seconds of what happens once an epoch: the mean, but of few epochs what at least half of them took.
+
+    A stall in one of three epochs is no rule yet; one in every fifth of many is part of what an epoch costs.
+    """
+    if not epochs:
+        return 0.0
+    return sorted(epochs)[(len(epochs) - 1) // 2] if len(epochs) < MANY_EPOCHS else fmean(epochs)

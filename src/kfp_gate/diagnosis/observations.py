@@ -156,7 +156,7 @@ class RankSeen:
 
 @dataclass(frozen=True)
 class EpochSeen:
-    """A steady epoch of rank 0 in seconds: means over the epochs of the last attempt.
+    """A steady epoch of rank 0 in seconds, typical of the epochs of the last attempt (`measuring.typical`).
 
     `counted` is how many epochs ended: with 0, the epoch is its steps alone.
     """
