@@ -118,3 +118,16 @@ def test_a_mean_of_nothing_is_unknown():
     assert mean([None, None], "why") == Unknown("why")
     found = mean([1.0, None, 3.0], "", [1.0, 5.0, 3.0])
     assert found == Value(2.5, 2, pytest.approx(1.1), pytest.approx(2.9))
+
+
+def test_what_a_profile_window_takes_to_start_and_stop_is_no_time_of_the_epoch(tmp_path):
+    """Writing a trace may take longer than all steps of a short run, and would make every cause look small."""
+    run = simulate(Training(epochs=1), tmp_path / "out")
+    lines = []
+    for line in run.ranks[0]:
+        if line["kind"] == "phases":
+            lines.append({**line, "kind": "profile", "steps": 5, "apart_s": 40.0})
+            line = {**line, "seconds": {**line["seconds"], "other": line["seconds"]["other"] + 40.0}}
+        lines.append(line)
+    usual, profiled = observe(run).epoch, observe(Run("x", {0: lines})).epoch
+    assert profiled.total == pytest.approx(usual.total, abs=1e-6)

@@ -104,6 +104,8 @@ def test_a_window_opens_once_and_says_what_it_saw_and_cost(make: Any, tmp_path: 
         "steps": 3, "step_s": 0.5, "around_s": 0.25, "around_steps": 10, "cost": 1.0, "trace": "profile/trace.json.gz",
         "nsys": "nsys profile profile", "problems": [],
     }  # fmt: skip
+    # Starting, stopping and writing the trace is told, so that nobody takes it for time between usual steps.
+    assert line["apart_s"] == pytest.approx(run.phases.so_far()[OTHER], rel=0.2) and line["apart_s"] > 0
     (product,) = [op for op in line["ops"] if op["name"] == "aten::mm"]
     assert product["calls"] == 3 and product["cpu_s"] > 0 and product["device_s"] is None
     assert line["kernels"] is None and line["device_busy_s"] is None and line["transforms"] == {}

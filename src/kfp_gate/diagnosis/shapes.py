@@ -176,7 +176,7 @@ KINDS: dict[str, dict[str, Check]] = {
         "ops": list_of(shape(name=text, calls=number, cpu_s=number, device_s=number)), "kernels": number,
         "device_busy_s": number, "transforms": by_name(number),
         "functions": list_of(shape(function=text, part=text, calls=number, own_s=number, total_s=number)),
-        "trace": text, "nsys": text,
+        "trace": text, "nsys": text, "apart_s": number,
     },
 }  # fmt: skip
 """Kind to the keys that are known in it."""

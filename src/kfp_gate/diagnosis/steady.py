@@ -90,8 +90,8 @@ class RankSteps:
 class Epochs:
     """Whole epochs of rank 0, one entry each. Seconds.
 
-    `between` is what is neither in steps nor in validation or checkpoints; `waited` is the part of the checkpoint that
-    waited for an earlier upload, empty if unknown.
+    `between` is what is neither in steps nor in validation or checkpoints, nor taken by a profile window's start and
+    stop; `waited` is the part of the checkpoint that waited for an earlier upload, empty if unknown.
     """
 
     steps: int | None
@@ -185,11 +185,15 @@ def whole_epochs(run: Run) -> Epochs:
         steady = [s for line in lines if line.get("kind") == "window" and (s := _window(line)) is not None]
         if steady:
             per_step = sum(s.seconds.get(OTHER, 0.0) for s in steady) / sum(s.steps for s in steady)
+        instruments = 0.0
         for line in lines:
             seconds, count = seconds_of(line.get("seconds")), number(line.get("steps"))
+            if line.get("kind") == "profile":
+                instruments += number(line.get("apart_s")) or 0.0
             if line.get("kind") == "phases" and seconds is not None and count:
                 steps = int(count)
-                between = max(0.0, seconds.get(OTHER, 0.0) - per_step * count)
+                between = max(0.0, seconds.get(OTHER, 0.0) - per_step * count - instruments)
+                instruments = 0.0
                 found.append((seconds.get(VALIDATION, 0.0), seconds.get(CHECKPOINT, 0.0), between))
             elif line.get("kind") == "checkpoint" and (wait := number(line.get("waited_s"))) is not None:
                 waited.append(wait)

@@ -16,13 +16,16 @@ The timeline gets one `profile` line:
     ops, kernels, top_kernels, device_busy_s        see `kfp_gate.training.op_trace.OpTimes`
     batches, transforms     batches that were made in the window; each part's share of the time that took
     functions               see `kfp_gate.observing.loader_profile.FunctionTimes.top`
+    apart_s                 seconds between the steps in which training stood still for the instruments
     trace, nsys             file, relative to the timeline's folder; command, for a shell in the file's folder
     problems                instruments that failed, in words
 """
 
 import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,7 @@ class ProfileWindow:
         self._functions = FunctionTimes()
         self._parts: dict[str, float] = {}
         self._problems: list[str] = []
+        self._apart_s = 0.0
 
     def epoch_begins(self, length: int, *, skip: int, stock: int, workers: int) -> None:
         """The steps of an epoch begin.
@@ -143,12 +147,19 @@ class ProfileWindow:
 
     # Instruments ------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """What the instruments need to start and stop is nobody's step."""
+        began = time.perf_counter()
+        with self.phases.during(OTHER):
+            yield
+        self._apart_s += time.perf_counter() - began
+
     def _start(self) -> None:
         assert self._plan is not None
         steps = self._plan.active
         log.info("profile: %d steps begin under the profiler", steps)
-        # What the instruments need to start and stop is nobody's step.
-        with self.phases.during(OTHER):
+        with self._apart():
             self.open = True
             if self.flag is not None:
                 self.flag.value = 1
@@ -159,7 +170,7 @@ class ProfileWindow:
 
     def _stop(self) -> None:
         trace, self._trace = self._trace, None
-        with self.phases.during(OTHER):
+        with self._apart():
             self.open = False
             if self.flag is not None:
                 self.flag.value = 0
@@ -208,7 +219,7 @@ class ProfileWindow:
 
     def _tell(self) -> None:
         self._done = True
-        with self.phases.during(OTHER):
+        with self._apart():
             self._try("the profile line", self._write_line)
         self._functions, self._ops = FunctionTimes(), None
 
@@ -229,7 +240,7 @@ class ProfileWindow:
             top_kernels=_short(ops.top_kernels) if ops and ops.top_kernels is not None else None,
             device_busy_s=ops.device_busy_s if ops else None, transforms=shares, batches=self._functions.batches,
             functions=self._functions.top(TOP, self._parts), trace=self._written or None, nsys=command,
-            problems=self._problems,
+            problems=self._problems, apart_s=round(self._apart_s, 6),
         )  # fmt: skip
         text = f"profile: {len(self._inside)} steps under the profiler"
         if step is not None:
