@@ -121,6 +121,12 @@ def slow_reader(seconds: float) -> Fault:
     return fault
 
 
+def rank_1_reads_slowly(rank: int) -> None:
+    """A node whose disk is slower than the others'."""
+    if rank == 1:
+        slow_reader(0.2)(rank)
+
+
 def slow_copy(_rank: int) -> None:
     """The copy of a batch to the device takes long, as from unpinned memory over a narrow bus."""
     from ultralytics.models.yolo.detect import DetectionTrainer

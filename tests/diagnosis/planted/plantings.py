@@ -32,7 +32,7 @@ class Planting:
         images: the data set.
         settings: of the `TrainingSpec`, over `SETTINGS`.
         mount: where the images are read through a slow file system ...
-        elsewhere: ... and what replaces it on a machine without FUSE.
+        elsewhere: ... and what replaces that mount on a machine without FUSE.
         cores, memory: limits of a control group, in cores and bytes; 0 is none.
         fails: the training ends in a failure.
         cure: settings that must make the same training faster, for the bench to try.
@@ -100,7 +100,7 @@ PLANTINGS: dict[str, Planting] = {
     "too_few_workers": Planting(
         "too_few_workers", "one loader process that waits in many places", faults.a_mix_of_waits,
         images=Images(train=96, val=4, width=160, height=120), settings={"workers": 1, "epochs": 1},
-        mount=Mount(open_s=0.004),
+        mount=Mount(open_s=0.004), elsewhere=faults.slow_reader(0.004),
         cure={"workers": 2},
     ),
     "cpu_quota": Planting(
@@ -113,6 +113,10 @@ PLANTINGS: dict[str, Planting] = {
     "rank_imbalance": Planting(
         "rank_imbalance", "rank 1 of 2 computes 0.5 s longer", faults.rank_1_computes_slowly, ranks=2,
         images=Images(train=32, val=4),
+    ),
+    "rank_imbalance_reads": Planting(
+        "rank_imbalance", "rank 1 of 2 reads 0.2 s longer an image", faults.rank_1_reads_slowly, ("rank 1",), ranks=2,
+        images=Images(train=64, val=4), settings={"epochs": 1},
     ),
     "checkpoint_stall": Planting(
         "checkpoint_stall", "a disk that takes 4 s for a state", faults.slow_disk, images=Images(train=32, val=4),

@@ -28,7 +28,10 @@ def main() -> None:
 
     join([g for g in plan["groups"] if "/memory/" not in g])
     planting = PLANTINGS[plan["planting"]]
-    (planting.elsewhere if plan["elsewhere"] else planting.fault)(ranks.rank)
+    planting.fault(ranks.rank)
+    if plan["elsewhere"]:
+        assert planting.elsewhere is not None
+        planting.elsewhere(ranks.rank)
     spec = TrainingSpec.read(Path(plan["spec"]))
     code = Session(spec, ranks, out=out, private=private, node=socket.gethostname()).run()
     sys.stdout.flush()
