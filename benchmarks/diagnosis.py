@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "diagnosis"))
@@ -62,15 +62,26 @@ def main() -> None:
     foretold(dict(judged))
     print(table(judged), end="\n\n")
     print(confusion(judged), end="\n\n")
+    idle = {kind: idle_share([o for _, o in judged if bool(o.planting.cause) is (kind == "slow")]) for kind in KINDS}
+    print(f"CPU utilisation alone reads idle in {idle['slow']} slow trainings and in {idle['healthy']} healthy ones.")
     print(f"{len(judged)} trainings in {time.monotonic() - started:.0f} s")
     right, rules = sum(o.right for _, o in judged), sum(o.rules_right for _, o in judged)
     print(json.dumps({
         "name": "diagnosis", "ours": {"right": right, "of": len(judged), "runs": {n: plain(o) for n, o in judged}},
-        "peers": {"torch_tb_profiler rules": {"right": rules, "of": len(judged)}},
+        "peers": {
+            "torch_tb_profiler rules": {"right": rules, "of": len(judged)}, "CPU utilisation": {"idle_in": idle},
+        },
         "ratios": {"right_over_rules": round(right / max(rules, 1), 2), "cured": cured},
         "bars": {"right": len(judged), "cured": CURED},
         "met": bool(judged) and right == len(judged) and all(c < CURED for c in cured.values()),
     }))  # fmt: skip
+
+
+KINDS = ("slow", "healthy")
+
+
+def idle_share(judged: Sequence[Judged]) -> str:
+    return f"{sum('idle' in o.utilisation_says for o in judged)} of {len(judged)}"
 
 
 FORETOLD = (
@@ -89,9 +100,8 @@ def foretold(judged: Mapping[str, Judged]) -> None:
         if row is not None and measured is not None:
             print(
                 f"{before}, {change}: an epoch foretold to take {row.seconds:.1f} s ({row.low:.1f} to {row.high:.1f});"
-                f" {after} takes {measured:.1f} s"
+                f" {after} takes {measured:.1f} s\n"
             )
-    print()
 
 
 def cure(name: str, home: Path, before: Judged) -> float:
