@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import threading
 import time
 from pathlib import Path
@@ -46,6 +47,25 @@ def test_a_full_disk_costs_lines_and_says_how_many() -> None:
     timeline.write("epoch")
     timeline.write("epoch")
     assert timeline._lost == 2
+
+
+def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path: Path) -> None:
+    """A disk that fills up within a line, and a process that ended within one."""
+    timeline = Timeline(tmp_path / "t.jsonl")
+    timeline.write("start")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (timeline.path.stat().st_size + 20, hard))
+    try:
+        timeline.write("window")
+        timeline.write("window")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    timeline.write("memory")
+    with timeline.path.open("a") as handle:
+        handle.write('{"kind": "epo')
+    Timeline(timeline.path).write("start")
+    found = list(read_timeline(timeline.path))
+    assert [(x["kind"], x.get("lines_lost")) for x in found] == [("start", None), ("memory", 2), ("start", None)]
 
 
 def test_phases_add_up_to_the_time_that_passed() -> None:

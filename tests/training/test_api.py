@@ -117,6 +117,31 @@ def test_the_timeline_of_ones_own_loop_has_the_workers_lines(tmp_path: Path, cap
     assert len(stored) == 1 and len(gzip.decompress(stored[0].read_bytes()).splitlines()) == len(lines)
 
 
+class Closed(dict[str, Any]):
+    """A dictionary that nothing may be taken out of."""
+
+    def pop(self, *_: Any) -> Any:
+        raise TypeError("immutable")
+
+
+class Sizeless:
+    """As torch's sparse tensors, which raise where others tell their size."""
+
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("nbytes is not defined for sparse tensors")
+
+
+def test_a_batch_may_hold_anything(tmp_path: Path) -> None:
+    batches = [Closed(a=np.zeros(3, np.uint8), b=Sizeless()), (Sizeless(),), Sizeless(), "text"]
+    with api.start(epochs=1, folder=tmp_path / "run") as run, run.epoch(1):
+        for found, expected in zip(run.batches(batches), batches, strict=True):
+            assert found is expected
+            run.step_done()
+    windows = [x for x in read_timeline(tmp_path / "run" / "rank0" / "timeline.jsonl") if x["kind"] == "window"]
+    assert [w["bytes"] for w in windows] == [3, None, None, None]
+
+
 def test_a_sanity_check_that_fails_says_that_nothing_was_trained(tmp_path: Path) -> None:
     def check() -> None:
         raise KeyError("mAP_0.5")

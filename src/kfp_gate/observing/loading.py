@@ -145,7 +145,8 @@ def unwrap(batch: Any) -> tuple[Any, Made | None]:
     if isinstance(batch, Loaded):
         return batch.batch, batch.made
     if isinstance(batch, dict):
-        return batch, batch.pop(KEY, None)
+        # Only where it is there: a dictionary of somebody's own may not let anything be taken out.
+        return batch, batch.pop(KEY) if KEY in batch else None
     return batch, None
 
 

@@ -40,6 +40,7 @@ values that are null: null is "unknown", never zero. Between two lines nothing w
 
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,8 @@ class Timeline:
         self._lock = threading.Lock()
         self._lost = 0
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._cut = _ends_in_a_line(path)
+        """Whether the file ends within a line: a full disk, or the end of an earlier process, cut it."""
 
     @property
     def phase(self) -> str:
@@ -82,10 +85,11 @@ class Timeline:
             line = json.dumps(_plain({**head, **values}), ensure_ascii=False, separators=(",", ":"))
             try:
                 with self.path.open("a", encoding="utf-8") as handle:
-                    handle.write(line + "\n")
-                self._lost = 0
+                    # What was cut stays alone: it must not take this line with it.
+                    handle.write(("\n" if self._cut else "") + line + "\n")
+                self._lost, self._cut = 0, False
             except OSError:
-                self._lost += 1
+                self._lost, self._cut = self._lost + 1, True
 
 
 def read_timeline(path: Path) -> Iterator[dict[str, Any]]:
@@ -98,6 +102,16 @@ def read_timeline(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(value, dict):
                 yield value
+
+
+def _ends_in_a_line(path: Path) -> bool:
+    try:
+        with path.open("rb") as handle:
+            handle.seek(-1, os.SEEK_END)
+            return handle.read(1) != b"\n"
+    except OSError:
+        # None yet, or empty.
+        return False
 
 
 def _plain(value: Any) -> Any:

@@ -113,8 +113,17 @@ def _bytes(batch: Any) -> int | None:
     """Of the largest array in a batch, which is that of the images."""
     if isinstance(batch, Mapping):
         batch = list(batch.values())
-    sizes = [getattr(x, "nbytes", None) for x in (batch if isinstance(batch, list | tuple) else [batch])]
-    return max((int(s) for s in sizes if isinstance(s, int)), default=None)
+    sizes = [_size(x) for x in (batch if isinstance(batch, list | tuple) else [batch])]
+    return max((s for s in sizes if s is not None), default=None)
+
+
+def _size(value: Any) -> int | None:
+    try:
+        found = getattr(value, "nbytes", None)
+    except Exception:
+        # A batch may hold anything; torch's sparse tensors raise here. Looking at it must not cost the training.
+        return None
+    return int(found) if isinstance(found, int) else None
 
 
 def allocator() -> dict[str, int] | None:
