@@ -129,6 +129,22 @@ def test_a_training_whose_model_cannot_be_written_is_not_finished_in_tracking(tm
 
 
 @pytest.mark.all_only
+def test_a_timeline_that_cannot_be_kept_costs_no_model(tmp_path: Path) -> None:
+    """It is written last: after days it is large, and the disk may hold the model and not it."""
+    scene = make_scene(tmp_path / "data", train=4, val=2, classes=("a", "b"))
+    spec = TrainingSpec(
+        train_manifest=str(scene.train), val_manifest=str(scene.val), base_model=SCALED, epochs=1, image_size=64,
+        batch=4, sanity_batches=0,
+    )  # fmt: skip
+    out = tmp_path / "out"
+    (out / "training" / "timeline.jsonl").mkdir(parents=True)
+    done = worker(spec, out)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "timeline or profile could not be kept" in done.stdout
+    assert read_card(out / "model").sha256 and (out / "training" / "record.json").is_file()
+
+
+@pytest.mark.all_only
 def test_a_second_pipeline_run_with_the_same_checkpoint_uri_trains_its_own_model(tmp_path: Path) -> None:
     scene = make_scene(tmp_path / "data", train=4, val=2, classes=("a", "b"))
     spec = TrainingSpec(

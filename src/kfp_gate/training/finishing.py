@@ -60,8 +60,6 @@ def finish(
     training.mkdir(parents=True, exist_ok=True)
     record.write(training / RECORD)
     tracker.artifact(training / RECORD)
-    (training / "timeline.jsonl").write_bytes(course.timeline.path.read_bytes())
-    _keep_profile(course.folder, training)
     # The card names the run.
     tracker.flush(10.0)
     others = {
@@ -78,6 +76,7 @@ def finish(
     )  # fmt: skip
     card = write_model_folder(out / "model", chosen, card, (m.table for m in manifests.values()))
     log.info("model %s: best %s of epoch %s", card.sha256[:12], primary, record.weights[primary]["epoch"])
+    _keep_looks(course, training)
     # Only now: a run that says it finished has its model.
     delivery = tracker.close(status="FINISHED")
     _keep_undelivered(tracker, checkpoints, checkpoint_uri)
@@ -85,14 +84,16 @@ def finish(
     record.write(training / RECORD)
 
 
-def _keep_profile(private: Path, training: Path) -> None:
-    """Beside the record, since this rank's own folder ends with the pod. A full disk costs it and no model."""
-    profile = private / profiling.FOLDER
-    if profile.is_dir():
-        try:
+def _keep_looks(course: TrainingCourse, training: Path) -> None:
+    """Timeline and profile beside the record, since this rank's own folder ends with the pod. After the model: a full
+    disk costs them, and no training."""
+    profile = course.folder / profiling.FOLDER
+    try:
+        shutil.copyfile(course.timeline.path, training / "timeline.jsonl")
+        if profile.is_dir():
             shutil.copytree(profile, training / profiling.FOLDER, dirs_exist_ok=True)
-        except OSError as error:
-            log.warning("the profile could not be kept in %s: %s", training, error)
+    except OSError as error:
+        log.warning("timeline or profile could not be kept in %s: %s", training, error)
 
 
 def _keep_undelivered(tracker: Tracker, checkpoints: Checkpoints, checkpoint_uri: str) -> None:

@@ -25,7 +25,7 @@ from kfp_gate.training.ranks import Ranks
 from kfp_gate.training.record import versions
 from kfp_gate.training.redaction import redact
 from kfp_gate.training.spec import TrainingSpec
-from kfp_gate.training.timelines import Timelines
+from kfp_gate.training.timelines import Timelines, ends_of
 from kfp_gate.training.tracking import Tracker, address_of
 from kfp_gate.training.watch import BEAT_S, GRACE_S, Watch, end_process
 
@@ -36,6 +36,9 @@ RUN_ID = "mlflow-run-id"
 
 EVIDENCE_S = 20.0
 """How long storing the evidence may take: the pod's end is near."""
+
+EVIDENCE_BYTES = 8 << 20
+"""What of the timeline goes with it: half a day's lines. All of them are on their way as `Timelines` sends them."""
 
 
 @dataclass
@@ -133,7 +136,8 @@ class Leaving:
         try:
             store = open_store(self.checkpoint_uri)
             store.write(f"evidence/failure-rank{self.ranks.rank}.json", text.encode())
-            store.write(f"evidence/timeline-rank{self.ranks.rank}.jsonl", self.timeline.path.read_bytes())
+            timeline = ends_of(self.timeline.path, EVIDENCE_BYTES)
+            store.write(f"evidence/timeline-rank{self.ranks.rank}.jsonl", timeline)
             if self.held.tracker is not None:
                 waiting = self.held.tracker.deliver_later()
                 if waiting:

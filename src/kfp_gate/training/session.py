@@ -36,7 +36,7 @@ from kfp_gate.training.ranks import Ranks
 from kfp_gate.training.record import Record, versions
 from kfp_gate.training.reproduction import write_reproduction
 from kfp_gate.training.spec import TrainingSpec
-from kfp_gate.training.timelines import SHARED_BYTES, Timelines
+from kfp_gate.training.timelines import SHARED_BYTES, TOGETHER_BYTES, Timelines
 from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker, address_of
 from kfp_gate.training.validation import Validation
 from kfp_gate.training.watch import Watch
@@ -204,15 +204,19 @@ class Session:
         """The other ranks' timelines beside rank 0's: their pods are gone soon."""
         assert self.held.timelines is not None
         self.held.timelines.stop()
+        bound = min(SHARED_BYTES, TOGETHER_BYTES // max(1, group.size - 1))
         for rank in range(1, group.size):
-            own = self.held.timelines.packed.content(SHARED_BYTES) if rank == group.rank else b""
+            own = self.held.timelines.packed.content(bound) if rank == group.rank else b""
             packed = group.broadcast_bytes(own, source=rank)
             if group.rank == 0:
+                file = self.out / "training" / f"timeline-rank{rank}.jsonl"
                 try:
-                    (self.out / "training").mkdir(parents=True, exist_ok=True)
-                    (self.out / "training" / f"timeline-rank{rank}.jsonl").write_bytes(gzip.decompress(packed))
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(gzip.decompress(packed))
                 except OSError as error:
                     log.warning("the timeline of rank %d could not be written: %s", rank, error)
+                    # Its half would take the room that the model needs.
+                    file.unlink(missing_ok=True)
                 self.held.timelines.track(rank, packed)
 
     def _part_of_the_data(self, manifests: dict[str, Manifest]) -> dict[str, Manifest]:

@@ -5,12 +5,13 @@
 
 A thread of its own packs the lines that are new and writes the whole object again; no step waits for it, and a store
 that is down costs one line in the log. What a run of weeks writes stays bounded: the first lines and the last ones
-are kept.
+are kept, and the larger the object is, the less often it is sent.
 """
 
 import gzip
 import json
 import logging
+import os
 import threading
 import time
 from pathlib import Path
@@ -29,8 +30,18 @@ EVERY_S, LEAST_S, AWAY_S = 60.0, 15.0, 600.0
 ARTIFACT_S = 300.0
 """The least time between two uploads to the tracking server, which keeps every byte it is sent."""
 
-PACKED_BYTES, SHARED_BYTES = 32 << 20, 4 << 20
-"""The most that is kept of a timeline, and that goes to rank 0 through the process group, compressed to a tenth."""
+PACE, ARTIFACT_PACE = 32 << 10, 8 << 10
+"""Bytes a second that go to the store, and to the tracking server, at most on average."""
+
+PACKED_BYTES, SHARED_BYTES, TOGETHER_BYTES = 32 << 20, 4 << 20, 32 << 20
+"""The most that is kept of a timeline; that goes of one to rank 0 through the process group; and of all together,
+compressed to a tenth."""
+
+PIECE = 4 << 20
+"""Bytes that are read, and compressed, at a time."""
+
+TRACK_S = 60.0
+"""How long the other ranks' timelines may take to the tracking server: those ranks wait meanwhile."""
 
 
 class Packed:
@@ -44,25 +55,33 @@ class Packed:
 
     def grow(self) -> bool:
         """Take in the whole lines that are new; whether there were any."""
+        grown = False
         with self._lock:
-            try:
-                with self.path.open("rb") as handle:
-                    handle.seek(self._read)
-                    fresh = handle.read()
-            except OSError:
-                return False
-            fresh = fresh[: fresh.rfind(b"\n") + 1]
-            if not fresh:
-                return False
-            self._read += len(fresh)
-            self._pieces.append(gzip.compress(fresh, 6, mtime=0))
-            self._pieces = _within(self._pieces, PACKED_BYTES)
-            return True
+            while fresh := self._fresh():
+                grown = True
+                self._read += len(fresh)
+                self._pieces = _within([*self._pieces, gzip.compress(fresh, 6, mtime=0)], PACKED_BYTES)
+        return grown
+
+    @property
+    def size(self) -> int:
+        """Bytes of all that is kept."""
+        with self._lock:
+            return sum(map(len, self._pieces))
 
     def content(self, bound: int = PACKED_BYTES) -> bytes:
         """A gzip file of the first piece and as many of the last ones as fit."""
         with self._lock:
             return b"".join(_within(self._pieces, bound))
+
+    def _fresh(self) -> bytes:
+        try:
+            with self.path.open("rb") as handle:
+                handle.seek(self._read)
+                found = handle.read(PIECE)
+        except OSError:
+            return b""
+        return found[: found.rfind(b"\n") + 1]
 
 
 class Timelines:
@@ -81,7 +100,7 @@ class Timelines:
         self._store: Store | None = None
         self._record = b""
         self._said = self._refused = False
-        self._sent_at = self._artifact_at = -1e9
+        self._sent_at = self._artifact_at = self._track_until = -1e9
         self._wake, self._done = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="kfp-gate-timelines", daemon=True)
 
@@ -105,12 +124,17 @@ class Timelines:
         self._wake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s if not self.failures else timeout_s / 4)
+            # Whatever it hangs in, nothing more is sent that others would wait for.
+            self._refused = self._refused or self._thread.is_alive()
+        self._track_until = time.monotonic() + TRACK_S
 
     def _run(self) -> None:
         while not self._done.is_set():
-            self._wake.wait(AWAY_S if self.failures else EVERY_S)
+            paced = self.packed.size / PACE
+            self._wake.wait(AWAY_S if self.failures else max(EVERY_S, paced))
             self._wake.clear()
-            if self._done.is_set() or time.monotonic() - self._sent_at >= (AWAY_S if self.failures else LEAST_S):
+            least = AWAY_S if self.failures else max(LEAST_S, paced)
+            if self._done.is_set() or time.monotonic() - self._sent_at >= least:
                 started = time.thread_time()
                 self._send()
                 self.cost_s += time.thread_time() - started
@@ -119,10 +143,9 @@ class Timelines:
         self._sent_at = time.monotonic()
         if self.packed.grow() or self.failures:
             self._to_store()
-        due = self._artifact_is_due() or self._done.is_set()
-        # A run that is not open yet, or a server that is away, is tried again with the next object.
-        if self.tracker is not None and due and self._to_tracker(self.tracker):
+        if self.tracker is not None and self._artifact_is_due():
             self._artifact_at = time.monotonic()
+            self._to_tracker(self.tracker)
 
     def _to_store(self) -> None:
         try:
@@ -139,19 +162,23 @@ class Timelines:
             self.failures += 1
 
     def _artifact_is_due(self) -> bool:
-        return self.tracker is not None and time.monotonic() - self._artifact_at >= ARTIFACT_S
+        # A run that is not open yet, or a server that is away, is tried with a later object.
+        if self.tracker is None or not self.tracker.ready:
+            return False
+        least = max(ARTIFACT_S, self.packed.size / ARTIFACT_PACE)
+        return self._done.is_set() or time.monotonic() - self._artifact_at >= least
 
     def track(self, rank: int, packed: bytes) -> None:
-        """Send the timeline of another rank to the tracking server too, unless that has refused one."""
-        if self.tracker is not None and not self._refused:
+        """After `stop`: send the timeline of another rank to the tracking server too, unless that has refused one, or
+        all of them take too long."""
+        if self.tracker is not None and not self._refused and time.monotonic() < self._track_until:
             self._refused = not self._file(self.tracker, f"timeline-rank{rank}.jsonl.gz", packed)
 
-    def _to_tracker(self, tracker: Tracker) -> bool:
+    def _to_tracker(self, tracker: Tracker) -> None:
         sent = self._file(tracker, f"timeline-rank{self.rank}.jsonl.gz", self.packed.content())
         if self._record and not self._done.is_set():
             sent = sent and self._file(tracker, "record.json", self._record)
         self._refused = not sent
-        return sent
 
     def _file(self, tracker: Tracker, name: str, content: bytes) -> bool:
         try:
@@ -160,6 +187,17 @@ class Timelines:
         except OSError:
             return False
         return tracker.send_file(self.folder / name)
+
+
+def ends_of(path: Path, bound: int) -> bytes:
+    """The whole lines at a file's beginning and end that fit, a seventh of them at the beginning."""
+    with path.open("rb") as handle:
+        if path.stat().st_size <= bound:
+            return handle.read()
+        first = handle.read(bound // 7)
+        handle.seek(len(first) - bound, os.SEEK_END)
+        last = handle.read(bound - len(first))
+    return first[: first.rfind(b"\n") + 1] + last[last.find(b"\n") + 1 :]
 
 
 def _within(pieces: list[bytes], bound: int) -> list[bytes]:

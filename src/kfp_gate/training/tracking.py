@@ -120,6 +120,11 @@ class Tracker:
     def active(self) -> bool:
         return self._thread is not None
 
+    @property
+    def ready(self) -> bool:
+        """Whether the run is open and the server answered last."""
+        return self.active and self._opened and not self._away
+
     def log(self, values: Mapping[str, float | None], *, step: int) -> None:
         """Log values under their canonical names. None ("not computed") is left out; never raises."""
         if not self.active:
@@ -157,7 +162,7 @@ class Tracker:
         Returns:
             False where the run is not open, the server is away, or does not take it. Never raises.
         """
-        if not self.active or not self._opened or self._away:
+        if not self.ready:
             return False
         try:
             self._client.log_artifact(self.run_id, str(path), folder)
