@@ -142,7 +142,8 @@ def test_outputs():
 def test_the_same_seed_on_a_cpu_promises_the_same_numbers():
     told = compare(run(), run("after")).outputs.judged
     assert "The same numbers were to be expected" in told
-    assert "were to be expected" not in compare(run(), run("after", workers=2), ["workers"]).outputs.judged
+    for name, value in (("workers", 2), ("epochs", 3)):
+        assert "were to be expected" not in compare(run(), run("after", **{name: value}), [name]).outputs.judged
 
 
 def test_a_value_of_one_run_only_is_no_equality():
