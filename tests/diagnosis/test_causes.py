@@ -209,6 +209,45 @@ def test_a_busy_host_without_utilisation_is_no_health(read):
     assert diagnose(read(blind)).state == "no_cause"
 
 
+@pytest.mark.parametrize("util", [0.9, 1.0])
+def test_utilisation_alone_does_not_rule_out_small_kernels(read, util):
+    """NVML counts any kernel in its period: small ones with gaps give 100%. A profile window tells."""
+    launching = GPU.but(device=LAUNCHES, step=LAUNCHES, main_cpu=1.0, sample={**READINGS, "gpu_util": util})
+    found = diagnose(read(launching))
+    assert found.state == "not_enough" and "profile window" in found.answer, found.answer
+    window = {"kind": "profile", "steps": 5, "step_s": 0.3, "around_s": 0.2, "kernels": 15000}
+    found = diagnose(read(launching.but(extra=[{**window, "device_busy_s": 0.3}])))
+    assert found.findings[0].cause == "kernel_launch"
+    assert diagnose(read(launching.but(extra=[{**window, "device_busy_s": 0.97}]))).state == "no_cause"
+
+
+def test_a_host_that_is_far_ahead_rules_out_small_kernels_without_nvml(read):
+    found = diagnose(read(GPU.but(sample={}, gpu=None, main_cpu=1.0)))
+    assert judged(found, "kernel_launch").weight == 0.0 and found.state == "no_cause"
+
+
+def test_heat_in_every_sample_is_measured_by_the_boards_clock_or_unknown(read):
+    hot = GPU.but(sample={**READINGS, "gpu_throttle": ["sw_thermal_slowdown"], "gpu_sm_mhz": 1100})
+    found = diagnose(read(hot))
+    assert found.state == "not_enough" and "slowed down in every sample" in found.answer
+    found = diagnose(read(hot.but(gpu={**DEVICE, "max_sm_mhz": 1980})))
+    assert found.findings[0].cause == "gpu_throttling" and found.findings[0].weight > 0.3
+
+
+@pytest.mark.parametrize("scale", [3.55, 3.6, 3.7, 3.8])
+@pytest.mark.parametrize("cores", [2, 16])
+def test_a_wait_just_above_the_bar_is_not_split_until_nothing_is_named(read, scale, cores):
+    parts = {k: (w * scale, c * scale) for k, (w, c) in PARTS.items()}
+    found = diagnose(read(GPU.but(workers=1, cores=cores, parts=parts)))
+    assert found.state == "cause", found.answer
+    assert found.findings[0].cause == ("too_few_workers" if cores == 16 else "preparation_cpu")
+
+
+def test_waiting_for_others_is_no_computing(read):
+    found = diagnose(read(PLANTED["a slow rank"][1]))
+    assert judged(found, "device_busy").weight == pytest.approx(1 - found.findings[0].weight, abs=0.15)
+
+
 def test_gaps_lost_lines_and_time_in_no_phase_are_said(read):
     run = read(CPU.but(step={**CPU.step, "other": 0.1}, stretch=1.0))
     lines = [dict(line) for line in run.ranks[0]]

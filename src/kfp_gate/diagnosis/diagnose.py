@@ -5,11 +5,10 @@ from kfp_gate.diagnosis.counterfactual import Estimate, estimate, phase_shares
 from kfp_gate.diagnosis.findings import BAR, HEALTH, Diagnosis, Finding, Unjudged
 from kfp_gate.diagnosis.growth import growth
 from kfp_gate.diagnosis.hypotheses import judge
-from kfp_gate.diagnosis.hypotheses.device import SATURATED
 from kfp_gate.diagnosis.hypotheses.feeding import feeding
 from kfp_gate.diagnosis.measuring import observe
-from kfp_gate.diagnosis.observations import Observations
-from kfp_gate.diagnosis.quantities import known
+from kfp_gate.diagnosis.observations import GpuReadings, Observations
+from kfp_gate.diagnosis.quantities import Unknown
 from kfp_gate.diagnosis.remarks import remarks
 from kfp_gate.diagnosis.runs import Run
 
@@ -72,19 +71,23 @@ def _lacking(seen: Observations, judged: tuple[Finding | Unjudged, ...], few: bo
     if fed is not None and seen.share(fed.wait) >= BAR > explained:
         missing = [m for c in LOADING if c in unjudged for m in unjudged[c].missing]
         found += missing or ["what the loader processes did meanwhile: they were not busy all the time"]
-    if seen.cuda and "kernel_launch" in unjudged and _host_is_busy(seen):
+    if seen.cuda and "kernel_launch" in unjudged:
         # The device's clock has the gaps between small kernels inside: it cannot say that there are none.
         found += unjudged["kernel_launch"].missing
+    if "gpu_throttling" in unjudged and _is_hot(seen):
+        found += unjudged["gpu_throttling"].missing
     idle = "" if found else _unexplained(seen, judged)
     if idle:
         found += list(unjudged["kernel_launch"].missing) if seen.cuda and "kernel_launch" in unjudged else [idle]
     return tuple(dict.fromkeys(found))
 
 
-def _host_is_busy(seen: Observations) -> bool:
-    """Whether the host may be what the device waits for: a thread that has time waits for the device instead."""
-    thread = known(seen.first.thread) if seen.first is not None else None
-    return thread is None or thread >= SATURATED
+def _is_hot(seen: Observations) -> bool:
+    """Whether the GPU says that heat slows it, most of the time."""
+    gpu = seen.first.gpu if seen.first is not None else None
+    if not isinstance(gpu, GpuReadings) or isinstance(gpu.slowed, Unknown):
+        return False
+    return any(often >= MOSTLY for name, often in gpu.slowed.items() if "thermal" in name)
 
 
 def _unexplained(seen: Observations, judged: tuple[Finding | Unjudged, ...]) -> str:

@@ -83,7 +83,7 @@ class GpuReadings:
         util: share of time in which any kernel ran.
         slowed: share of samples with a reason that slows the device for heat or power, by reason.
         clock, clock_slowed: mean clock without and with such a reason.
-        top_clock: the highest clock of the run.
+        top_clock: the highest clock of a sample without such a reason; board_clock: what the board may reach.
     """
 
     name: str
@@ -93,6 +93,7 @@ class GpuReadings:
     clock: Measured
     clock_slowed: Measured
     top_clock: Measured
+    board_clock: Measured
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from itertools import pairwise
 from kfp_gate.diagnosis.amounts import cores, duration, share
 from kfp_gate.diagnosis.findings import BAR
 from kfp_gate.diagnosis.hypotheses.crowding import cores_used
+from kfp_gate.diagnosis.hypotheses.feeding import number
 from kfp_gate.diagnosis.lives import seconds
 from kfp_gate.diagnosis.observations import Observations
 from kfp_gate.diagnosis.quantities import known
@@ -52,8 +53,8 @@ def _others(seen: Observations) -> Iterator[str]:
     used = cores_used(seen)
     if queued - (known(first.throttled) or 0.0) >= QUEUED and used is not None and used <= 0.75 * seen.cores:
         yield (
-            f"the step's own thread waits {share(queued)} of the time for a core, while this run uses {used:.2g} of "
-            f"{cores(seen.cores)}: others on the machine take them, and all times are longer for it"
+            f"the step's own thread waits {share(queued)} of the time for a core, while this run uses "
+            f"{number(used)} of {cores(seen.cores)}: others on the machine take them, and all times are longer for it"
         )
 
 

@@ -112,11 +112,14 @@ def gpu_readings(lines: Sequence[Line], samples: Sequence[Line]) -> GpuReadings 
             name: share for name in SLOWING
             if (share := sum(name in s["gpu_throttle"] for s in judged) / len(judged)) > 0
         }  # fmt: skip
-    clocks = [s["gpu_sm_mhz"] for line in (lines,) for s in line if s["kind"] == "sample" and s.get("gpu_sm_mhz")]
-    top: Measured = Value(max(clocks), len(clocks)) if clocks else Unknown(told.get("gpu_sm_mhz") or _why(samples))
+    clocks = [s["gpu_sm_mhz"] for s in free if s.get("gpu_sm_mhz")]
+    why = "it was slowed down in every sample" if held and not free else told.get("gpu_sm_mhz") or _why(samples)
+    top: Measured = Value(max(clocks), len(clocks)) if clocks else Unknown(why)
+    most = device.get("max_sm_mhz")
+    board: Measured = Value(most) if most else Unknown("the highest clock of the board was not recorded")
     return GpuReadings(
         str(device.get("name") or ""), reading("gpu_util", samples), reading("gpu_power_w", samples), slowed,
-        reading("gpu_sm_mhz", free), reading("gpu_sm_mhz", held), top,
+        reading("gpu_sm_mhz", free), reading("gpu_sm_mhz", held), top, board,
     )  # fmt: skip
 
 

@@ -164,7 +164,7 @@ KINDS: dict[str, dict[str, Check]] = {
         "loaders": _LOADERS, "unknown": by_name(text), "gpu_throttle": list_of(text), "lines_lost": number,
     },
     "memory": {"by_phase": by_name(by_name(signed)), "at_start": by_name(number)},
-    "gpu": {"uuid": text, "name": text, "driver": text, "unknown": by_name(text)},
+    "gpu": {"max_sm_mhz": number, "uuid": text, "name": text, "driver": text, "unknown": by_name(text)},
     "recover": {"reason": text}, "stop": {"reason": text}, "failure": {"failure": text, "message": text},
     "end": {"exit_code": number},
     "resume": {"notes": list_of(text)},

@@ -74,6 +74,7 @@ class Gpu:
             "name": self._try("name", lambda: _text(n.nvmlDeviceGetName(handle))),
             "mig": self.mig,
             "driver": self._try("driver", lambda: _text(n.nvmlSystemGetDriverVersion())),
+            "max_sm_mhz": self._highest_clock(),
         }
         return {**values, "unknown": self.news()}
 
@@ -112,6 +113,13 @@ class Gpu:
         fresh = {k: v for k, v in self.unknown.items() if k not in self._told}
         self._told |= set(fresh)
         return fresh
+
+    def _highest_clock(self) -> int | None:
+        """MHz that the board may reach; None if it does not say. No reading of a run: its absence is not told."""
+        try:
+            return int(self._nvml.nvmlDeviceGetMaxClockInfo(self._board, self._nvml.NVML_CLOCK_SM))
+        except (self._nvml.NVMLError, AttributeError, TypeError, ValueError):
+            return None
 
     def _find(self, uuid_or_index: str | int) -> Any:
         n = self._nvml

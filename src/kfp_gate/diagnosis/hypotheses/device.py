@@ -6,13 +6,18 @@ kernel ran, an upper bound of work), and from a profile window (the union of its
 """
 
 from kfp_gate.diagnosis.amounts import cores, duration, rate, share, size
-from kfp_gate.diagnosis.findings import Finding, Unjudged
+from kfp_gate.diagnosis.findings import BAR, Finding, Unjudged
+from kfp_gate.diagnosis.hypotheses.ranks import waits_for_others
 from kfp_gate.diagnosis.observations import Observations, RankSeen
 from kfp_gate.diagnosis.quantities import Unknown, known, reason
 from kfp_gate.diagnosis.steady import COMPUTE, DATA, OPTIMIZER, TRANSFER
 
 CAUSES = ("transfer", "kernel_launch", "gpu_throttling")
 NO_GPU = "this run used no GPU"
+QUEUES = ("forward", "backward")
+QUICK, LEVEL = 0.5, 0.8
+"""Host time of queueing over device time of the work: below the first the host is ahead, above the second maybe not."""
+
 SATURATED = 0.8
 """Cores of the busiest thread from which it has no time left."""
 
@@ -88,13 +93,34 @@ def _transfer(seen: Observations, rank: RankSeen) -> Finding | Unjudged:
     )  # fmt: skip
 
 
+def queueing_share(rank: RankSeen) -> float | None:
+    """Host time of forward and backward over the device's: near 1 the host may be the slower; None without its clock.
+
+    In these phases the host has no reason to wait for the device; in the loss and the optimizer it may.
+    """
+    if rank.device is None:
+        return None
+    work = sum(rank.device.get(p, 0.0) for p in QUEUES)
+    return rank.phase(*QUEUES) / work if work > 0 else None
+
+
 def _launch(seen: Observations, rank: RankSeen) -> Finding | Unjudged:
     kernels, source = kernel_share(seen, rank)
-    if kernels is None:
-        why = rank.gpu.reason if isinstance(rank.gpu, Unknown) else reason(rank.gpu.util)
-        return Unjudged("kernel_launch", (f"utilisation of the GPU: {why}", "kernels: no profile window in this run"))
+    queues, profiled = queueing_share(rank), seen.profile.get("device_busy_s") is not None
     if rank.step_s <= 0:
         return Unjudged("kernel_launch", ("time of the steps",))
+    if queues is not None and queues <= QUICK and not profiled:
+        host = duration(rank.phase(*QUEUES))
+        return Finding(
+            "kernel_launch", "the host queues work faster than the GPU gets through it", 0.0,
+            against=(f"forward and backward are queued in {host}, {share(queues)} of the device's time for them",),
+            next_check="none needed while the host is so far ahead",
+            refuted_by="gaps between the kernels of a profile window", detail={"queueing": queues},
+        )  # fmt: skip
+    no_profile = "kernels: no profile window in this run (profile_steps=20)"
+    if kernels is None:
+        why = rank.gpu.reason if isinstance(rank.gpu, Unknown) else reason(rank.gpu.util)
+        return Unjudged("kernel_launch", (f"utilisation of the GPU: {why}", no_profile))
     starved = (rank.device or {}).get(DATA, rank.phase(DATA)) / rank.step_s
     copied = (rank.device or {}).get(TRANSFER, rank.phase(TRANSFER)) / rank.step_s
     gaps = max(0.0, 1 - kernels - starved - copied)
@@ -118,6 +144,12 @@ def _launch(seen: Observations, rank: RankSeen) -> Finding | Unjudged:
             f"{count / steps:,.0f} kernels a step of {duration(each)} each"
         )
     weight = seen.share(gaps * rank.step_s)
+    if not profiled and weight < BAR and queues is not None and queues >= LEVEL:
+        # Utilisation counts any kernel in its period, small ones with gaps between them as well.
+        return Unjudged(
+            "kernel_launch", (f"{no_profile}: the host takes as long to queue forward and backward as the device for "
+                              "them, and utilisation does not tell which of them waits",),
+        )  # fmt: skip
     batch = rank.conditions.get("rank_batch")
     return Finding(
         "kernel_launch", f"{share(weight)} of the time the GPU waits for its next kernel", weight, tuple(evidence),
@@ -146,19 +178,23 @@ def _throttling(seen: Observations, rank: RankSeen) -> Finding | Unjudged:
             next_check="none needed",
             refuted_by="clocks below the usual ones for this device", detail={"reasons": {}},
         )  # fmt: skip
+    heat = any("thermal" in n or n.startswith("hw_") for n in gpu.slowed)
     slow, top = known(gpu.clock_slowed), known(gpu.top_clock)
+    if heat:
+        # At its power limit a GPU at full work never reaches the board's highest clock; heat is measured by it.
+        top = max(top or 0.0, known(gpu.board_clock) or 0.0) or None
     if slow is None or not top:
-        return Unjudged("gpu_throttling", (f"clock of the GPU: {reason(gpu.clock_slowed) or reason(gpu.top_clock)}",))
+        why = reason(gpu.clock_slowed) or reason(gpu.top_clock)
+        return Unjudged("gpu_throttling", (f"the clock that the GPU would have: {why}",))
     deficit = max(0.0, 1 - slow / top)
     names = ", ".join(f"{n.replace('_', ' ')} {share(s)}" for n, s in sorted(gpu.slowed.items(), key=lambda p: -p[1]))
     busy = device_busy_share(rank)
     weight = seen.share(often * deficit * rank.step_s * (busy if busy is not None else 1.0))
     evidence = [f"in {share(often)} of the samples the GPU slows itself down ({names})",
-                f"its clock is then {slow:,.0f} MHz; the highest of this run is {top:,.0f} MHz"]  # fmt: skip
+                f"its clock is then {slow:,.0f} MHz, without that up to {top:,.0f} MHz"]  # fmt: skip
     against = []
     if deficit < 0.1:
         against.append("its clock hardly drops: a GPU at full work often touches its power limit")
-    heat = any("thermal" in n for n in gpu.slowed)
     return Finding(
         "gpu_throttling",
         f"{share(weight)} of the time is lost to a GPU that slows itself down, {share(often)} of the time to "
@@ -179,6 +215,9 @@ def _busy(seen: Observations, rank: RankSeen) -> Finding:
         kernels, source = kernel_share(seen, rank)
         known_ones = [s for s in (clock, kernels) if s is not None]
         of_step = min(known_ones, default=rank.computing / rank.step_s if rank.step_s else 0.0)
+        if rank.step_s:
+            # Waiting for other ranks is a kernel as well.
+            of_step = max(0.0, of_step - waits_for_others(seen, rank) / rank.step_s)
         if clock is not None:
             evidence.append(f"the device has work {share(clock)} of a step, by its own clock")
         if kernels is not None:
@@ -190,8 +229,11 @@ def _busy(seen: Observations, rank: RankSeen) -> Finding:
         if not known_ones:
             missing.append("the device's clock: what the host queued stands in for it")
     else:
-        of_step = rank.computing / rank.step_s if rank.step_s else 0.0
+        waits = waits_for_others(seen, rank)
+        of_step = max(0.0, rank.computing - waits) / rank.step_s if rank.step_s else 0.0
         evidence.append(f"forward, loss, backward and optimizer take {share(of_step)} of a step on the CPU")
+        if waits >= 0.02 * rank.step_s:
+            evidence.append(f"without the {duration(waits)} a step that rank {rank.rank} waits in backward for others")
     weight = seen.share(of_step * rank.step_s)
     if weight < 0.5:
         against.append("more than half of the time is something else")

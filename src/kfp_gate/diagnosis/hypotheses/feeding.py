@@ -119,6 +119,15 @@ def wanted(fed: Feeding, loading: Loading, idle: float) -> Wanted:
     return Wanted(made, each, possible, max(have + 1, min(needed, possible, MOST)))
 
 
+def number(value: float) -> str:
+    """Cores in a sentence.
+
+    >>> number(0.25), number(1.75), number(127.8)
+    ('0.25', '1.8', '128')
+    """
+    return f"{value:.2g}" if value < 9.95 else f"{value:.0f}"
+
+
 def processes(count: int) -> str:
     """A number of loader processes."""
     return f"{count} loader process{'es' if count != 1 else ''}"

@@ -8,6 +8,7 @@ from kfp_gate.diagnosis.hypotheses.feeding import (
     Feeding,
     feeding,
     files_of,
+    number,
     processes,
     shown,
     wanted,
@@ -147,12 +148,13 @@ def _small_files(seen: Observations, fed: Feeding, loading: Loading) -> Finding 
 
 
 def outlier(fed: Feeding) -> tuple[str, float]:
-    """The part of CPU preparation that stands out, and by how many seconds a batch above the next."""
+    """The largest part of CPU preparation, and its seconds a batch if it stands out: at least twice the next."""
     assert isinstance(fed.loading, Loading)
     ranked = sorted(((fed.work(n), n) for n in fed.loading.parts if n not in READING), reverse=True)
     if not ranked:
         return "", 0.0
-    return ranked[0][1], ranked[0][0] - (ranked[1][0] if len(ranked) > 1 else 0.0)
+    (first, name), second = ranked[0], ranked[1][0] if len(ranked) > 1 else 0.0
+    return name, first if first >= 2 * second else 0.0
 
 
 def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
@@ -198,11 +200,11 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
     functions = _functions(seen, name)
     evidence += functions
     if spare and idle is not None and stands_out < whole / 2 and fed.wait > 0:
-        against.append(f"no part stands out, and {idle:.1f} cores are idle: more loader processes come first")
+        against.append(f"no part stands out, and {number(idle)} cores are idle: more loader processes come first")
     evidence += _probed(seen)[0]
     against += _bound(seen, fed, whole)
-    title = (
-        f"{share(weight)} of the time " + ("waits for" if seconds >= taken else "goes to") + " images to be prepared"
+    title = f"{share(weight)} of the time " + (
+        "waits for images to be prepared" if seconds >= taken else "goes to preparing images"
     )
     if work:
         where = "on one core" if fed.hands == 1 else f"on {fed.hands} processes"

@@ -76,6 +76,12 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
     ]  # fmt: skip
 
 
+def waits_for_others(seen: Observations, rank: RankSeen) -> float:
+    """Seconds a step by which a rank's backward takes longer than the shortest of all."""
+    took = _clock(seen)
+    return max(0.0, took(rank, *MEETING) - min(took(r, *MEETING) for r in seen.ranks))
+
+
 def _clock(seen: Observations) -> Callable[..., float]:
     """Seconds a step of some phases of a rank: where all have one, by the device's clock.
 

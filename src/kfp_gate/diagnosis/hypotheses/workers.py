@@ -1,7 +1,7 @@
 """Too few or too many loader processes."""
 
 from kfp_gate.diagnosis.amounts import cores, duration, share
-from kfp_gate.diagnosis.findings import Finding, Unjudged
+from kfp_gate.diagnosis.findings import BAR, Finding, Unjudged
 from kfp_gate.diagnosis.hypotheses.crowding import (
     CROWDED,
     active,
@@ -13,7 +13,7 @@ from kfp_gate.diagnosis.hypotheses.crowding import (
     robbed,
     without_crowd,
 )
-from kfp_gate.diagnosis.hypotheses.feeding import SATURATED, Feeding, feeding, processes, wanted
+from kfp_gate.diagnosis.hypotheses.feeding import SATURATED, Feeding, feeding, number, processes, wanted
 from kfp_gate.diagnosis.hypotheses.loading import NEARLY, blocked_seconds, outlier
 from kfp_gate.diagnosis.observations import Observations
 from kfp_gate.diagnosis.quantities import Unknown, known, reason
@@ -54,7 +54,11 @@ def _too_few(seen: Observations, fed: Feeding) -> Finding | Unjudged:
         gained *= min(1.0, max(0.0, (busy - low) / (high - low)))
     # Processes that wait for storage, or for one transform that stands out, are not too few: they are held up.
     reads, opens = blocked_seconds(fed)
-    held = fed.saved((reads or 0.0) + (opens or 0.0) + outlier(fed)[1])
+    holding = [reads or 0.0, opens or 0.0, outlier(fed)[1]]
+    held = fed.saved(sum(holding))
+    if max(seen.share(fed.saved(seconds)) for seconds in holding) < BAR:
+        # None of them is worth a name of its own: then it is the processes that lack.
+        held = 0.0
     weight = seen.share(max(0.0, gained - held))
     evidence: list[str] = []
     against: list[str] = []
@@ -65,7 +69,7 @@ def _too_few(seen: Observations, fed: Feeding) -> Finding | Unjudged:
             f"{processes(fed.workers)} {'are' if fed.workers > 1 else 'is'} busy {share(busy)} of the time"
         )
     (evidence if want.possible > fed.workers else against).append(
-        f"of {cores(seen.cores)} this run leaves {idle:.1f} idle; a loader process uses {cores(want.each)}"
+        f"of {cores(seen.cores)} this run leaves {number(idle)} idle; a loader process uses {cores(want.each)}"
     )
     if fed.loading.ready is not None:
         (evidence if fed.loading.ready < 0.5 else against).append(
@@ -78,7 +82,7 @@ def _too_few(seen: Observations, fed: Feeding) -> Finding | Unjudged:
         against.append(f"some task waits for a core {share(pressure)} of the time: others may use the idle cores")
     have = "no loader process prepares them" if fed.workers == 0 else f"{processes(fed.workers)} cannot keep up"
     title = (
-        f"{share(weight)} of the time waits for images, since {have} while {idle:.2g} of {cores(seen.cores)} are idle"
+        f"{share(weight)} of the time waits for images, since {have}, with {number(idle)} of {cores(seen.cores)} idle"
         if weight >= NEARLY else f"more loader processes would bring {share(weight)} of the time"
     )  # fmt: skip
     return Finding(
