@@ -15,12 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kfp_gate.data.manifest import read_manifest
 from kfp_gate.errors import InvalidInput
 from kfp_gate.evaluation.model_folder import read_card, refuse_probe
 from kfp_gate.observing.timeline import read_timeline
+from kfp_gate.training import resuming
 from kfp_gate.training.checkpoints import find_latest
+from kfp_gate.training.group import Group
+from kfp_gate.training.ranks import Ranks
+from kfp_gate.training.record import Record
 from kfp_gate.training.reproduction import nsys
 from kfp_gate.training.spec import TrainingSpec
 
@@ -145,6 +150,16 @@ def test_the_command_shows_the_window_once_more(trained: tuple[Path, Rank], tmp_
     assert lines(out, "conditions")[0]["settings"]["overrides"]["optimizer"] == "AdamW"
 
 
+def go_on(source: Path, folder: Path) -> object:
+    """What a training finds that is told to go on from `source`."""
+    folder.mkdir()
+    first = json.loads(next(source.rglob("record.json")).read_text())
+    record = Record(first["settings"], first["manifests"], tuple(first["classes"]), 1, "cpu")
+    told = TrainingSpec(train_manifest="a", val_manifest="b", resume_from=str(source))
+    alone = Group(Ranks(), torch.device("cpu"), timeout_s=1)
+    return resuming.find(told, str(folder), group=alone, folder=folder, record=record)
+
+
 # A probe --------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +237,8 @@ def test_the_model_of_a_probe_says_so_and_no_training_goes_on_from_it(probed: tu
         not lines(rank.folder / "3", "resume") and read_card(rank.folder / "3" / "model").settings["probe_steps"] == 0
     )
     assert find_latest(str(home / "storage" / "slow" / "probe")) is not None
+    with pytest.raises(InvalidInput, match="a checkpoint of a probe"):
+        go_on(home / "storage" / "slow" / "probe", home / "other")
     # A size band without a value in a few batches is no reason to end without a model.
     assert read_card(rank.folder / "1" / "model").chosen_by == "size/large/map50_95"
     record = json.loads((rank.folder / "1" / "training" / "record.json").read_text())

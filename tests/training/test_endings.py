@@ -1,5 +1,7 @@
 """Ends that go wrong: nothing hangs, nothing is called finished that has no model, no best weights are mixed up."""
 
+import gzip
+import json
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +18,11 @@ from kfp_gate.training.spec import TrainingSpec
 from .launch import free_port
 from .scene import SCALED, make_scene
 from .test_training import worker
+
+
+def lines(packed: Path) -> list[str]:
+    return [json.loads(x)["kind"] for x in gzip.decompress(packed.read_bytes()).splitlines()]
+
 
 DIES = """
 import threading
@@ -160,5 +167,7 @@ def test_a_second_pipeline_run_with_the_same_checkpoint_uri_trains_its_own_model
     assert "resuming from" not in other.stdout and "KFP_GATE_PROGRESS" in other.stdout
     # The first run's retry, on a new pod, finds its own: trained already, though the pointer is the other run's.
     assert "the training ended at epoch 1 already" in again.stdout
+    stored = [lines(p) for p in (tmp_path / "store" / "timelines").rglob("rank0.jsonl.gz")]
+    assert len(stored) == 3 and all("stop" in kinds for kinds in stored), "none looks as if it still ran"
     models = [read_card(tmp_path / name / "model").sha256 for name in ("first", "other", "again")]
     assert models[0] == models[2] != models[1]

@@ -81,3 +81,16 @@ def test_differences_are_those_that_a_person_cares_for() -> None:
     earlier = json.loads(json.dumps(first.settings()))
     assert second.differences(earlier) == {"epochs": (10, 20), "overrides": ({"lr0": 0.01}, {"lr0": 0.02})}
     assert first.differences(earlier) == {}
+
+
+def test_a_version_before_this_one_is_no_difference() -> None:
+    """It did not know what is off by default, and wrote 4 where the number of loader processes was left open."""
+    spec = TrainingSpec(**GOOD, epochs=10)
+    earlier = json.loads(json.dumps(spec.settings())) | {"workers": 4}
+    del earlier["probe_steps"], earlier["profile_steps"]
+    assert spec.differences(earlier) == {}
+    assert spec.with_changes(workers=4).differences(earlier) == {}
+    assert spec.with_changes(workers=2, profile_steps=9).differences(earlier) == {
+        "workers": (4, 2), "profile_steps": (0, 9),
+    }  # fmt: skip
+    assert spec.differences({**earlier, "probe_steps": 0}) == {"workers": (4, -1)}

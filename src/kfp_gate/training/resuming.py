@@ -123,6 +123,12 @@ def _newest_readable(spec: TrainingSpec, uri: str, folder: Path, run: str = "") 
 def _compare(spec: TrainingSpec, record: Record, state: dict[str, Any], uri: str, *, own: bool) -> None:
     """Say what differs from the run that is continued; refuse what cannot be continued."""
     extra = state["extra"]
+    if extra["settings"].get("probe_steps"):
+        raise InvalidInput(
+            f"a checkpoint of a probe (probe_steps {extra['settings']['probe_steps']}), which only measured its speed",
+            expected="a checkpoint of a training", where=uri,
+            next_step="give the checkpoint URI of a training, or leave resume_from empty",
+        )  # fmt: skip
     if tuple(extra["classes"]) != record.classes:
         raise InvalidInput(
             f"a checkpoint with the classes {extra['classes'][:10]}", expected=f"{list(record.classes)[:10]}",

@@ -160,6 +160,7 @@ class Session:
         )  # fmt: skip
         if resumed is not None and resumed.has_ended(spec.epochs):
             log.info("the training ended at epoch %d already: only the model artifact is written", resumed.epoch)
+            self.timeline.write("stop", reason=f"the training ended at epoch {resumed.epoch} already")
         else:
             course.sample_every_s, course.timelines = self.sampler.every_s, self.held.timelines
             self._fit(course, data)

@@ -200,10 +200,16 @@ class TrainingSpec:
         return {k: v for k, v in asdict(self).items() if k not in hidden}
 
     def differences(self, earlier: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Settings that differ from an earlier run's `settings()`: name to (earlier, now)."""
+        """Settings that differ from an earlier run's `settings()`: name to (earlier, now).
+
+        What an earlier version did not know had its default.
+        """
         now = json.loads(json.dumps(self.settings()))
-        missing = object()
-        return {k: (earlier.get(k), v) for k, v in now.items() if earlier.get(k, missing) != v}
+        known = {**_defaults(), **earlier}
+        if "probe_steps" not in earlier and known["workers"] == GPU_WORKERS and self.workers == -1:
+            # Before there were probes, what is -1 now was written as the number on a GPU, and meant none on a CPU.
+            known["workers"] = -1
+        return {k: (known.get(k), v) for k, v in now.items() if known.get(k) != v}
 
     def loader_processes(self, *, gpu: bool) -> int:
         """Loader processes to ask for on a rank with or without a GPU."""
@@ -214,6 +220,11 @@ class TrainingSpec:
     def with_changes(self, **changes: Any) -> "TrainingSpec":
         """A copy with some fields changed."""
         return replace(self, **changes)
+
+
+def _defaults() -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(TrainingSpec(train_manifest="", val_manifest="").to_json())
+    return values
 
 
 def _ranges(spec: TrainingSpec) -> list[Problem]:
