@@ -1,6 +1,7 @@
 """Every cause, planted in a simulated training and read back as a run: it is named first, and nothing is in health."""
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from observing import replay
@@ -314,6 +315,16 @@ def test_a_run_that_still_goes_on_is_answered_from_what_there_is(tmp_path):
     assert found.running and found.findings[0].cause == "slow_reads"
     assert any("no epoch has ended" in n for n in found.notes)
     assert judged(found, "validation") == Unjudged("validation", ("no epoch has ended",))
+
+
+def test_a_run_that_was_killed_is_not_taken_for_one_that_goes_on(read):
+    lines = read(CPU.but(ended=False)).ranks[0]
+    last = datetime.fromisoformat(lines[-1]["time"])
+    for ago, said in ((20, False), (7200, True)):
+        later = datetime.now(UTC) - timedelta(seconds=ago) - last
+        moved = [{**line, "time": (datetime.fromisoformat(line["time"]) + later).isoformat()} for line in lines]
+        notes = diagnose(Run("x", {0: moved})).notes
+        assert any("2 h ago: it was killed, or its lines do not get here" in n for n in notes) is said, notes
 
 
 def test_too_few_steps_are_said_and_nothing_is_guessed(read):

@@ -29,9 +29,10 @@ FEWEST = 5
 
 REACH = 3.0
 
-_EXACT = ("train_data", "val_data", "classes", "epochs", "batch", "ranks", "workers", "precision", "image_size", "device",
-          "seed", "base_model")  # fmt: skip
-"""If these are equal (rates of learning fall over the epochs that are planned), the device is a CPU and the versions are the same, the same numbers are to be expected."""
+_EXACT = ("train_data", "val_data", "classes", "epochs", "batch", "ranks", "workers", "precision", "image_size",
+          "device", "seed", "base_model")  # fmt: skip
+"""If these are equal, the device is a CPU and the versions are the same, the same numbers are to be expected. The
+learning rate falls over the epochs that are planned."""
 
 
 @dataclass(frozen=True)

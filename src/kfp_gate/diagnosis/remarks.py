@@ -1,6 +1,8 @@
 """What is no cause of a run's own, and should be known all the same by whoever reads its diagnosis."""
 
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from itertools import pairwise
 
 from kfp_gate.diagnosis.amounts import cores, duration, share
@@ -21,10 +23,15 @@ LONGEST = 200
 GAP_S = 60.0
 """Seconds without any line that are a gap: the sampler writes one every few seconds."""
 
+SILENT_S = 1800.0
+"""Seconds without a new line after which a run that has not ended may well be dead: storage gets new ones about once a
+minute, of a long run within 20 minutes."""
+
 
 def remarks(seen: Observations) -> tuple[str, ...]:
-    """How it failed, others on the machine, time in no phase, gaps, lost lines, an epoch that has not ended."""
-    found = [*_failure(seen), *_others(seen), *_untold(seen), *_gaps(seen), *_lost(seen)]
+    """How it failed, whether it still writes, others on the machine, time in no phase, gaps, lost lines, an epoch that
+    has not ended."""
+    found = [*_failure(seen), *_silent(seen), *_others(seen), *_untold(seen), *_gaps(seen), *_lost(seen)]
     if seen.epoch is not None and not seen.epoch.counted:
         found.append("no epoch has ended: shares are of the steps alone, without validation and checkpoints")
     return tuple(found)
@@ -43,6 +50,21 @@ def _failure(seen: Observations) -> Iterator[str]:
         phase = f" in phase {line['phase']!r}" if line.get("phase") else ""
         kind = line.get("failure") or "of an unknown kind"
         yield f"the run failed: rank {rank}{phase}, {kind}" + (f": {words}" if words else "")
+
+
+def _silent(seen: Observations) -> Iterator[str]:
+    """A run that was killed leaves no end."""
+    if not seen.run.running:
+        return
+    last = max(
+        (t for lines in seen.run.ranks.values() for line in lines if (t := seconds(line)) is not None), default=None
+    )
+    if last is not None and (ago := time.time() - last) >= SILENT_S:
+        at = datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        yield (
+            f"this run has not ended, and its last line is of {at}, {duration(ago)} ago: it was killed, or its lines "
+            "do not get here"
+        )
 
 
 def _others(seen: Observations) -> Iterator[str]:

@@ -104,7 +104,7 @@ def _outputs(comparison: Comparison) -> list[str]:
 
 
 def _head(diagnosis: Diagnosis) -> list[str]:
-    parts = [plain(diagnosis.where), "still running" if diagnosis.running else "ended"]
+    parts = [plain(diagnosis.where), "not ended yet" if diagnosis.running else "ended"]
     parts.append(f"an epoch takes {amounts.duration(diagnosis.epoch_s)}" if diagnosis.epoch_s is not None
                  else "the time of an epoch is unknown")  # fmt: skip
     return ["; ".join(parts)]
