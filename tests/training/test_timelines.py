@@ -197,6 +197,21 @@ def test_without_tracking_nothing_is_prepared_for_it(tmp_path: Path) -> None:
     assert (tmp_path / "s" / "timelines" / "t" / "rank0.jsonl.gz").is_file() and not (tmp_path / "f").exists()
 
 
+def test_what_is_written_while_an_object_is_on_its_way_is_not_forgotten(tmp_path: Path) -> None:
+    """The last lines come within milliseconds of an epoch's end, which sends one too."""
+    server = Server()
+    server.hang.clear()
+    timeline, sent = tracked(tmp_path, server)
+    sent.start()
+    sent.epoch_ends()
+    wait_for(lambda: server.files)
+    timeline.write("stop")
+    threading.Timer(0.2, server.hang.set).start()
+    sent.stop()
+    found = lines_of((tmp_path / "s" / "timelines" / "t" / "rank0.jsonl.gz").read_bytes())
+    assert [x["kind"] for x in found] == ["start", "stop"]
+
+
 def test_other_ranks_do_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
     server = Server()
     server.hang.clear()

@@ -129,12 +129,15 @@ class Timelines:
         self._track_until = time.monotonic() + TRACK_S
 
     def _run(self) -> None:
-        while not self._done.is_set():
+        last = False
+        while not last:
             paced = self.packed.size / PACE
             self._wake.wait(AWAY_S if self.failures else max(EVERY_S, paced))
             self._wake.clear()
             least = AWAY_S if self.failures else max(LEAST_S, paced)
-            if self._done.is_set() or time.monotonic() - self._sent_at >= least:
+            # Before anything is sent: `stop` may come while that is under way, and its lines go too.
+            last = self._done.is_set()
+            if last or time.monotonic() - self._sent_at >= least:
                 started = time.thread_time()
                 self._send()
                 self.cost_s += time.thread_time() - started
