@@ -232,6 +232,22 @@ def a_transform_that_waits_and_loops(rank: int) -> Any:
     return undo_both
 
 
+def runs_out_of_memory_in_step_6(rank: int) -> Any:
+    """As a GPU does, once: upstream halves the batch and starts the epoch again."""
+    from ultralytics.nn.tasks import DetectionModel
+
+    original, calls = DetectionModel.loss, []
+
+    def loss(self: Any, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 6:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return original(self, *arguments)
+
+    DetectionModel.loss = loss
+    return lambda: setattr(DetectionModel, "loss", original)
+
+
 class WaitsAndLoops:
     def __call__(self, labels: Any) -> Any:
         self.loop()
@@ -249,7 +265,7 @@ FAULTS = {
         nan_on_rank_1_and_storage_down_in_epoch_2, rank_0_fails_in_the_validation_of_epoch_2,
         rank_1_raises_in_epoch_2,
         rank_1_is_killed_in_epoch_2, slow_epochs, disk_full_in_epoch_2,
-        a_transform_that_waits_and_loops,
+        a_transform_that_waits_and_loops, runs_out_of_memory_in_step_6,
     )
 }  # fmt: skip
 

@@ -70,12 +70,13 @@ def run(home: Path, scene: Scene, plan: list[dict[str, str]], ranks: int = 1) ->
 
 @pytest.fixture(scope="module")
 def trained(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rank]:
-    """The same training three times: without a window, with one, and with one and two loader processes."""
+    """The same training: without a window, with one, with one and two loader processes, and out of memory in it."""
     home = tmp_path_factory.mktemp("trained")
     plan = [
         {**spec(scene, home, "plain"), "fault": SEES},
         {**spec(scene, home, "watched", profile_steps=3), "fault": SEES},
         {**spec(scene, home, "workers", profile_steps=3, workers=2, epochs=1), "fault": LOOPS},
+        {**spec(scene, home, "halved", profile_steps=3, epochs=1), "fault": "runs_out_of_memory_in_step_6"},
     ]
     return home, run(home, scene, plan)[0]
 
@@ -127,6 +128,17 @@ def test_a_slow_transform_is_named_from_inside_loader_processes(trained: tuple[P
     assert first["function"].endswith("<built-in method time.sleep>") and first["part"] == "transform:WaitsAndLoops"
     assert first["own_s"] >= 0.03 * first["calls"] > 0
     assert any(re.search(r"drive\.py:\d+:WaitsAndLoops\.loop", f["function"]) for f in line["functions"])
+
+
+def test_a_batch_that_is_halved_is_told_and_the_window_comes_again(trained: tuple[Path, Rank]) -> None:
+    _, rank = trained
+    told = lines(rank.folder / "3", "conditions")
+    assert [(c["batch"], c["rank_batch"], c["steps_per_epoch"]) for c in told] == [(4, 4, 18), (2, 2, 35)]
+    assert "out of memory with batch 4: training goes on with 2" in rank.output
+    whole = [w for w in lines(rank.folder / "3", "window") if w["time"] > told[1]["time"]]
+    assert sum(w["images"] for w in whole) == 70 and whole[0]["batches"][0] == 0
+    (line,) = lines(rank.folder / "3", "profile")
+    assert line["steps"] == 3 and line["problems"] == []
 
 
 def test_the_command_shows_the_window_once_more(trained: tuple[Path, Rank], tmp_path: Path) -> None:

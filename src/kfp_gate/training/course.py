@@ -69,6 +69,7 @@ class TrainingCourse:
         self.eta = Eta(self.epochs, 1)
         self.corrupt = False
         self._values: Values = {}
+        self._batch = spec.batch
         self._restored: dict[str, Any] | None = None
         self._epoch_started = time.monotonic()
         self.stop_reason = ""
@@ -105,7 +106,7 @@ class TrainingCourse:
     def begin(self, trainer: "RankTrainer") -> None:
         """Set up: restore, then the sanity pass."""
         self._check_images(trainer)
-        self.timeline.write("conditions", **conditions(trainer, self, sample_every_s=self.sample_every_s))
+        self._tell_conditions(trainer)
         if self.resume is not None:
             notes = states.restore(trainer, self.resume)
             trainer.start_epoch = self.resume["epoch"]
@@ -127,6 +128,10 @@ class TrainingCourse:
         self.phases.take()
 
     def epoch_begins(self, trainer: "RankTrainer", epoch: int) -> None:
+        if trainer.batch_size != self._batch:
+            # Upstream does this once a single GPU runs out of memory in the first epoch, and starts it again.
+            log.warning("out of memory with batch %d: training goes on with %d", self._batch, trainer.batch_size)
+            self._tell_conditions(trainer)
         self.timeline.phase = "train"
         self._epoch_started = time.monotonic()
         self._values = {}
@@ -211,6 +216,10 @@ class TrainingCourse:
             self._remember(trainer, epoch, observation)
             self._checkpoint(trainer, epoch, observation, finished=finished)
         self._tell(trainer, epoch)
+
+    def _tell_conditions(self, trainer: "RankTrainer") -> None:
+        self._batch = trainer.batch_size
+        self.timeline.write("conditions", **conditions(trainer, self, sample_every_s=self.sample_every_s))
 
     # Parts ------------------------------------------------------------------------------------------------------
 
