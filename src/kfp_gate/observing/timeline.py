@@ -8,9 +8,9 @@ Times are of the moment when a line is written, with their zone; `mono` is the p
     start       a process begins: pid, versions, ranks
     conditions  once per process, before its first step, and again if a batch that is too large for the GPU is halved:
                 manifests, classes, train_images, val_images, steps_per_epoch, epochs, batch (over all ranks),
-                rank_batch, ranks, workers (loader processes as started), prefetch (batches a worker), pin_memory, precision, image_size, device, gpu_name, cpus,
-                cpu_quota (cores), memory_limit, monitors, stop_on, patience, min_delta, min_epochs, seed, base_model,
-                sample_every_s, settings
+                rank_batch, ranks, workers (loader processes as started), prefetch (batches a worker), pin_memory,
+                precision, image_size, device, gpu_name, cpus, cpu_quota (cores), memory_limit, monitors, stop_on,
+                patience, min_delta, min_epochs, seed, base_model, sample_every_s, settings
     gpu         the device, once: uuid, name, mig, driver, unknown {reading: reason}
     window      a stretch of steps, without gap or overlap: epoch, batches [first, last], steps, images,
                 warmup (one of the first steps of the process), input ("usual", "prepared"), profiled,
