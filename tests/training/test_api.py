@@ -117,6 +117,14 @@ def test_the_timeline_of_ones_own_loop_has_the_workers_lines(tmp_path: Path, cap
     assert len(stored) == 1 and len(gzip.decompress(stored[0].read_bytes()).splitlines()) == len(lines)
 
 
+def test_a_second_try_leaves_the_timeline_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFP_GATE_RUN_ID", "monday")
+    for name in ("first", "second"):
+        with api.start(epochs=1, folder=tmp_path / name, checkpoint_uri=str(tmp_path / "store")):
+            pass
+    assert len(list((tmp_path / "store" / "timelines").rglob("rank0.jsonl.gz"))) == 2
+
+
 class Closed(dict[str, Any]):
     """A dictionary that nothing may be taken out of."""
 

@@ -30,9 +30,9 @@ and by `start(cuda=True)`.
 
 import logging
 import os
+import secrets
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
@@ -249,7 +249,7 @@ def start(
     timelines = None
     if uri:
         timelines = Timelines(
-            timeline, uri, _token(run_id), rank=ranks.rank, folder=own / "tracked", tracker=tracker
+            timeline, uri, _token(run_id, ranks), rank=ranks.rank, folder=own / "tracked", tracker=tracker
         )  # fmt: skip
     steps = OwnSteps(timeline, ranks, epochs=epochs, cuda=cuda, timelines=timelines)
     run = Run(ranks, place, epochs=epochs, tracker=tracker, checkpoints=checkpoints, timeline=timeline, steps=steps)
@@ -261,8 +261,10 @@ def start(
     run.close(ok=True)
 
 
-def _token(run_id: str) -> str:
-    """The same on all ranks of one start, without a word between them."""
-    started = (run_id, os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
-    alone = "" if any(started) else f"{os.getpid()} {time.time_ns()}"
-    return sha256(" ".join((*started, alone)).encode()).hexdigest()[:6]
+def _token(run_id: str, ranks: Ranks) -> str:
+    """The same on all ranks of one start, without a word between them; another one for each start, as far as that
+    can be told."""
+    if ranks.world_size == 1:
+        return secrets.token_hex(3)
+    started = (run_id, ranks.address, str(ranks.port), os.environ.get("TORCHELASTIC_RESTART_COUNT", ""))
+    return sha256(" ".join(started).encode()).hexdigest()[:6]
