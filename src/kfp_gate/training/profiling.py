@@ -209,7 +209,9 @@ class ProfileWindow:
         try:
             return do()
         except Exception as error:
-            text = f"{what}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+            # Of a file that fails without its place, which is nobody's business.
+            said = (isinstance(error, OSError) and error.strerror) or str(error)
+            text = f"{what}: {type(error).__name__}: {(said.splitlines() or [''])[0][:200]}"
             if text not in self._problems:
                 self._problems.append(text)
                 log.warning("profile: %s; training goes on", text)
