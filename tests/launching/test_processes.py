@@ -74,7 +74,7 @@ def test_success_moves_the_model_and_prefixes_every_line(tmp_path):
 
 def test_a_command_of_ones_own_stores_checkpoints_where_the_launch_says(tmp_path):
     """Without a word in the script: else its checkpoints went nowhere, and nobody said so."""
-    from kfp_gate.training.checkpoints import find_latest
+    from kfp_gate.training.stored_steps import find_latest
 
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(

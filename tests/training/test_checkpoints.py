@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kfp_gate.errors import Broken, Unavailable
 from kfp_gate.storage import LocalStore
-from kfp_gate.training.checkpoints import Checkpoints, fetch, find_latest, find_steps
+from kfp_gate.training.checkpoints import Checkpoints
+from kfp_gate.training.stored_steps import fetch, find_latest, find_steps
 
 
 def step(checkpoints: Checkpoints, epoch: int, *, best: bool = False, wait: bool = True) -> bool:

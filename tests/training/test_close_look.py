@@ -22,12 +22,12 @@ from kfp_gate.errors import InvalidInput
 from kfp_gate.evaluation.model_folder import read_card, refuse_probe
 from kfp_gate.observing.timeline import read_timeline
 from kfp_gate.training import resuming
-from kfp_gate.training.checkpoints import find_latest
 from kfp_gate.training.group import Group
 from kfp_gate.training.ranks import Ranks
 from kfp_gate.training.record import Record
 from kfp_gate.training.reproduction import nsys
 from kfp_gate.training.spec import TrainingSpec
+from kfp_gate.training.stored_steps import find_latest
 
 from .launch import Rank, start
 from .scene import SCALED, Scene, make_scene

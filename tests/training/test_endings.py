@@ -12,8 +12,9 @@ import pytest
 
 from kfp_gate.evaluation.model_folder import read_card
 from kfp_gate.training.best import slot
-from kfp_gate.training.checkpoints import Checkpoints, find_latest
+from kfp_gate.training.checkpoints import Checkpoints
 from kfp_gate.training.spec import TrainingSpec
+from kfp_gate.training.stored_steps import find_latest
 
 from .launch import free_port
 from .scene import SCALED, make_scene

@@ -17,8 +17,8 @@ from kfp_gate.errors import InvalidInput
 from kfp_gate.evaluation.model_folder import read_card, read_fingerprints
 from kfp_gate.observing.timeline import read_timeline
 from kfp_gate.training import base_model, report
-from kfp_gate.training.checkpoints import find_latest
 from kfp_gate.training.spec import TrainingSpec
+from kfp_gate.training.stored_steps import find_latest
 
 from .scene import SCALED, Scene, make_scene
 

@@ -19,7 +19,7 @@ from kfp_gate.observing.timeline import Timeline
 from kfp_gate.training import state as states
 from kfp_gate.training import weights
 from kfp_gate.training.best import BestWeights
-from kfp_gate.training.checkpoints import RECORD, STATE, Checkpoints
+from kfp_gate.training.checkpoints import Checkpoints
 from kfp_gate.training.close_look import CloseLook, Reproduce
 from kfp_gate.training.conditions import conditions
 from kfp_gate.training.device_clock import cuda_memory
@@ -30,6 +30,7 @@ from kfp_gate.training.progress import PROGRESS, Eta, say
 from kfp_gate.training.record import Record
 from kfp_gate.training.sanity import SanityPass
 from kfp_gate.training.spec import TrainingSpec
+from kfp_gate.training.stored_steps import RECORD, STATE
 from kfp_gate.training.timelines import Timelines
 from kfp_gate.training.tracking import Tracker
 from kfp_gate.training.validation import Validation, Values

@@ -12,11 +12,12 @@ from kfp_gate.evaluation.box_reference import BoxReference
 from kfp_gate.evaluation.model_folder import ModelCard, sha256_of, write_model_folder
 from kfp_gate.storage import open_store
 from kfp_gate.training import profiling
-from kfp_gate.training.checkpoints import RECORD, Checkpoints
+from kfp_gate.training.checkpoints import Checkpoints
 from kfp_gate.training.course import TrainingCourse
 from kfp_gate.training.leaving import Held
 from kfp_gate.training.record import versions
 from kfp_gate.training.redaction import redact
+from kfp_gate.training.stored_steps import RECORD
 from kfp_gate.training.tracking import Tracker
 
 log = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ from typing import Any
 from kfp_gate.errors import Broken, InvalidInput, KfpGateError
 from kfp_gate.training import state as states
 from kfp_gate.training.best import slot
-from kfp_gate.training.checkpoints import RECORD, STATE, Step, fetch, find_latest, find_steps
 from kfp_gate.training.group import Group
 from kfp_gate.training.record import Record
 from kfp_gate.training.spec import TrainingSpec
+from kfp_gate.training.stored_steps import RECORD, STATE, Step, fetch, find_latest, find_steps
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,5 @@
 """A rank's life from start to exit code: data, process group, training, model artifact, evidence."""
 
-import gzip
 import logging
 import os
 from collections.abc import Mapping
@@ -36,7 +35,7 @@ from kfp_gate.training.ranks import Ranks
 from kfp_gate.training.record import Record, versions
 from kfp_gate.training.reproduction import write_reproduction
 from kfp_gate.training.spec import TrainingSpec
-from kfp_gate.training.timelines import SHARED_BYTES, TOGETHER_BYTES, Timelines
+from kfp_gate.training.timelines import Timelines, share
 from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker, address_of
 from kfp_gate.training.validation import Validation
 from kfp_gate.training.watch import Watch
@@ -165,7 +164,8 @@ class Session:
             course.sample_every_s, course.timelines = self.sampler.every_s, self.held.timelines
             self._fit(course, data)
         group.agree("training")
-        self._share_timelines(group)
+        assert self.held.timelines is not None
+        share(self.held.timelines, group, self.out / "training")
         if group.rank == 0:
             finish(course, manifests, self.held, out=self.out, boxes=boxes, checkpoint_uri=self.checkpoint_uri)
         self.held.watch.meet("model artifact")
@@ -200,25 +200,6 @@ class Session:
             tracker=self.held.tracker,
         )  # fmt: skip
         self.held.timelines.start()
-
-    def _share_timelines(self, group: Group) -> None:
-        """The other ranks' timelines beside rank 0's: their pods are gone soon."""
-        assert self.held.timelines is not None
-        self.held.timelines.stop()
-        bound = min(SHARED_BYTES, TOGETHER_BYTES // max(1, group.size - 1))
-        for rank in range(1, group.size):
-            own = self.held.timelines.packed.content(bound) if rank == group.rank else b""
-            packed = group.broadcast_bytes(own, source=rank)
-            if group.rank == 0:
-                file = self.out / "training" / f"timeline-rank{rank}.jsonl"
-                try:
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    file.write_bytes(gzip.decompress(packed))
-                except OSError as error:
-                    log.warning("the timeline of rank %d could not be written: %s", rank, error)
-                    # Its half would take the room that the model needs.
-                    file.unlink(missing_ok=True)
-                self.held.timelines.track(rank, packed)
 
     def _part_of_the_data(self, manifests: dict[str, Manifest]) -> dict[str, Manifest]:
         """What a probe looks at; the same on all ranks, whatever each of them runs on."""

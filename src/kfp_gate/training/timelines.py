@@ -19,6 +19,7 @@ from pathlib import Path
 from kfp_gate.errors import KfpGateError
 from kfp_gate.observing.timeline import Timeline
 from kfp_gate.storage import Store, open_store
+from kfp_gate.training.group import Group
 from kfp_gate.training.record import Record
 from kfp_gate.training.tracking import Tracker
 
@@ -190,6 +191,25 @@ class Timelines:
         except OSError:
             return False
         return tracker.send_file(self.folder / name)
+
+
+def share(timelines: Timelines, group: Group, folder: Path) -> None:
+    """Stop, and put the other ranks' timelines beside rank 0's, into `folder` there: their pods are gone soon."""
+    timelines.stop()
+    bound = min(SHARED_BYTES, TOGETHER_BYTES // max(1, group.size - 1))
+    for rank in range(1, group.size):
+        own = timelines.packed.content(bound) if rank == group.rank else b""
+        packed = group.broadcast_bytes(own, source=rank)
+        if group.rank == 0:
+            file = folder / f"timeline-rank{rank}.jsonl"
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(gzip.decompress(packed))
+            except OSError as error:
+                log.warning("the timeline of rank %d could not be written: %s", rank, error)
+                # Its half would take the room that the model needs.
+                file.unlink(missing_ok=True)
+            timelines.track(rank, packed)
 
 
 def ends_of(path: Path, bound: int) -> bytes:
