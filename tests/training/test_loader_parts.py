@@ -44,14 +44,14 @@ def make_loader(data: LocalDataset, *, timed: bool, workers: int = 0, batch: int
     from ultralytics.data.utils import check_det_dataset
 
     from kfp_gate.training.loader_parts import instrument
-    from kfp_gate.training.trainer import _LoaderStart
+    from kfp_gate.training.stand_ins import LoaderStart
 
     hyp = {"imgsz": 64, "task": "detect", "mixup": 0.5, "cutmix": 0.3, "copy_paste": 0.2}
     yaml = check_det_dataset(str(data.data_yaml), autodownload=False)
     dataset = build_yolo_dataset(get_cfg(overrides=hyp), yaml["train"], batch, yaml, stride=32)
     torch.manual_seed(0)
     loader = build_dataloader(dataset, batch, workers, device="cpu")
-    loader.worker_init_fn = _LoaderStart(loader.worker_init_fn, None)
+    loader.worker_init_fn = LoaderStart(loader.worker_init_fn, None)
     if context:
         loader.multiprocessing_context = context
     if timed:

@@ -8,7 +8,8 @@ from kfp_gate.errors import InvalidInput
 from kfp_gate.launching.worker_pod import SECRET_KEYS
 from kfp_gate.tracking_address import HOSTS_VARIABLE
 from kfp_gate.training import api
-from kfp_gate.training.tracking import Tracker, address_of, deliver_spool
+from kfp_gate.training.delivery import deliver_spool
+from kfp_gate.training.tracking import Tracker, address_of
 
 
 @pytest.fixture(autouse=True)

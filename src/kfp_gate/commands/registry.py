@@ -50,7 +50,8 @@ def deliver(
 
     from kfp_gate.errors import InvalidInput, Unavailable
     from kfp_gate.storage import open_store
-    from kfp_gate.training.tracking import address_of, deliver_spool
+    from kfp_gate.training.delivery import deliver_spool
+    from kfp_gate.training.tracking import address_of
 
     if address_of(tracking_uri) is None:
         raise InvalidInput(

@@ -44,13 +44,14 @@ from kfp_gate.observing.memory import Memory, find_control_group, memory_line, r
 from kfp_gate.observing.phases import Phases
 from kfp_gate.observing.timeline import Timeline
 from kfp_gate.training.checkpoints import Checkpoints
+from kfp_gate.training.delivery import Delivery
 from kfp_gate.training.memory_watch import MemoryWatch
 from kfp_gate.training.own_steps import OwnSteps, allocator
 from kfp_gate.training.progress import PROGRESS, Eta, say
 from kfp_gate.training.ranks import Ranks, read_ranks
 from kfp_gate.training.stored_steps import fetch, find_latest
 from kfp_gate.training.timelines import Timelines
-from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Delivery, Tracker
+from kfp_gate.training.tracking import PIPELINE_RUN_TAG, ROLE_TAG, Tracker
 
 if TYPE_CHECKING:
     from kfp_gate.evaluation.records import Records

@@ -15,13 +15,16 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kfp_gate.errors import KfpGateError
 from kfp_gate.observing.timeline import Timeline
 from kfp_gate.storage import Store, open_store
-from kfp_gate.training.group import Group
 from kfp_gate.training.record import Record
 from kfp_gate.training.tracking import Tracker
+
+if TYPE_CHECKING:
+    from kfp_gate.training.group import Group
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +196,7 @@ class Timelines:
         return tracker.send_file(self.folder / name)
 
 
-def share(timelines: Timelines, group: Group, folder: Path) -> None:
+def share(timelines: Timelines, group: "Group", folder: Path) -> None:
     """Stop, and put the other ranks' timelines beside rank 0's, into `folder` there: their pods are gone soon."""
     timelines.stop()
     bound = min(SHARED_BYTES, TOGETHER_BYTES // max(1, group.size - 1))

@@ -14,13 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kfp_gate import metric_names
 from kfp_gate.tracking_address import Address, resolve
-from kfp_gate.training.redaction import redact
+from kfp_gate.training.delivery import Delivery, send_batch, short
 
 log = logging.getLogger(__name__)
 
@@ -32,27 +32,6 @@ TAG_LIMIT = 5000
 
 PIPELINE_RUN_TAG, ROLE_TAG, PARENT_TAG = "kfp_gate.pipeline_run", "kfp_gate.role", "mlflow.parentRunId"
 """The tags by which the steps of a pipeline run find each other's MLflow runs; the same as the registration's."""
-
-
-@dataclass
-class Delivery:
-    """What happened to the values: delivered, refused by the server for good, never a number, still waiting."""
-
-    delivered: int = 0
-    refused: dict[str, str] = field(default_factory=dict)
-    not_finite: dict[str, int] = field(default_factory=dict)
-    waiting: int = 0
-    last_error: str = ""
-
-    def text(self) -> str:
-        parts = [f"{self.delivered} values delivered"]
-        if self.waiting:
-            parts.append(f"{self.waiting} not delivered ({self.last_error})")
-        if self.refused:
-            parts.append(f"refused: {', '.join(sorted(self.refused))}")
-        if self.not_finite:
-            parts.append(f"not finite: {', '.join(sorted(self.not_finite))}")
-        return "; ".join(parts)
 
 
 def address_of(uri: str) -> Address | None:
@@ -168,7 +147,7 @@ class Tracker:
             self._client.log_artifact(self.run_id, str(path), folder)
         except Exception as error:
             # Whatever the client raises: a server without room for files still takes values.
-            log.debug("tracking: %s was not taken: %s", path.name, _short(error))
+            log.debug("tracking: %s was not taken: %s", path.name, short(error))
             return False
         return True
 
@@ -229,9 +208,9 @@ class Tracker:
                     self._send(item)
                 except Exception as error:
                     # Whatever the client raises: tracking is never worth a training.
-                    self.delivery.last_error = _short(error)
+                    self.delivery.last_error = short(error)
                     if failures == 0:
-                        log.warning("tracking: no answer now (%s); values are kept", _short(error))
+                        log.warning("tracking: no answer now (%s); values are kept", short(error))
                     self._done.wait(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
                     failures += 1
                     self._away = True
@@ -284,83 +263,25 @@ class Tracker:
         from mlflow.entities import Metric, Param, RunTag
 
         kind, payload = item
+        send = partial(send_batch, self._client, self.run_id, self.delivery)
         if kind == "metrics":
             for start in range(0, len(payload), BATCH):
-                self._batch("metrics", [Metric(*row) for row in payload[start : start + BATCH]])
+                send_batch(
+                    self._client,
+                    self.run_id,
+                    self.delivery,
+                    "metrics",
+                    [Metric(*row) for row in payload[start : start + BATCH]],
+                )
         elif kind == "params":
             rows = [Param(k, str(v)[:6000]) for k, v in payload.items()]
             for start in range(0, len(rows), 100):
-                self._batch("params", rows[start : start + 100])
+                send("params", rows[start : start + 100])
         elif kind == "tags":
-            self._batch("tags", [RunTag(k, v) for k, v in payload.items()])
+            send("tags", [RunTag(k, v) for k, v in payload.items()])
         elif kind == "artifact":
             path, folder = payload
             if Path(path).is_file():
                 self._client.log_artifact(self.run_id, path, folder)
         elif kind == "end":
             self._client.set_terminated(self.run_id, status=payload)
-
-    def _batch(self, kind: str, rows: list[Any]) -> None:
-        from mlflow.exceptions import MlflowException
-
-        if not rows:
-            return
-        try:
-            self._client.log_batch(self.run_id, **{kind: rows})
-        except MlflowException as error:
-            if not _is_refusal(error):
-                raise
-            if len(rows) == 1:
-                self.delivery.refused[rows[0].key] = _short(error)
-                log.warning("tracking: the server refused %r: %s", rows[0].key, _short(error))
-                return
-            middle = len(rows) // 2
-            self._batch(kind, rows[:middle])
-            self._batch(kind, rows[middle:])
-            return
-        if kind == "metrics":
-            self.delivery.delivered += len(rows)
-
-
-def _is_refusal(error: Any) -> bool:
-    """The server understood and said no: sending it again changes nothing. All else is an outage."""
-    return getattr(error, "error_code", "") in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
-
-
-def _short(error: BaseException) -> str:
-    return redact(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")[:300]
-
-
-def deliver_spool(spool: Path, *, uri: str, experiment: str, run_id: str = "", timeout_s: float = 120.0) -> Delivery:
-    """Deliver later what a training could not: a `tracking-spool.jsonl` as a worker leaves it, here or in storage.
-
-    Args:
-        spool: one item a line.
-        uri: the server.
-        experiment: used if there is no run yet.
-        run_id: the run to write to; empty: a new one. Values that are there already are not doubled by MLflow, which
-            keys them by name, step, time and value.
-        timeout_s: how long to wait.
-
-    Returns:
-        What was delivered, refused, and is still waiting.
-
-    Raises:
-        InvalidInput: a server to which nothing may be sent.
-    """
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        tracker = Tracker(uri=uri, experiment=experiment, run_id=run_id, spool=Path(folder, "spool.jsonl"))
-        ended = "FINISHED"
-        for line in spool.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                kind, payload = json.loads(line)
-            except (TypeError, ValueError):
-                continue  # the last line of a process that was killed
-            if kind == "end":
-                ended = str(payload)
-            elif kind != "artifact":
-                # Files of the machine that is gone cannot be sent any more.
-                tracker._add((kind, payload))
-        return tracker.close(status=ended, timeout_s=timeout_s)

@@ -6,9 +6,8 @@ checkpoints and tracking are handed in as a `Course`, which this class calls at 
 """
 
 import math
-import signal
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -24,7 +23,8 @@ from kfp_gate.observing import phases
 from kfp_gate.observing.loader_profile import Flag, follow
 from kfp_gate.observing.loading import Made, unwrap
 from kfp_gate.training.group import Group
-from kfp_gate.training.loader_parts import install, instrument
+from kfp_gate.training.loader_parts import instrument
+from kfp_gate.training.stand_ins import LoaderStart, NeverStops, NoLoader, Order, thread_count, without_device_ids
 
 NAN_ATTEMPTS = 3
 """Recoveries in a row before training gives up."""
@@ -108,13 +108,13 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
         """Upstream hands `device_ids=[None]` to DDP on CPU, which refuses it."""
         wrapper = nn.parallel.DistributedDataParallel
         if self.device.type == "cpu" and self.group.size > 1:
-            nn.parallel.DistributedDataParallel = _without_device_ids(wrapper)
+            nn.parallel.DistributedDataParallel = without_device_ids(wrapper)
         try:
             super()._setup_train()
         finally:
             nn.parallel.DistributedDataParallel = wrapper
         # Upstream's early stopping knows one value, never fires at mAP 0, and is not in `Monitors`' hands.
-        self.stopper = _NeverStops()
+        self.stopper = NeverStops()
         self.metrics: dict[str, float] = {}
         self._mark_phases()
         self.course.begin(self)
@@ -127,15 +127,15 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
     def get_dataloader(self, dataset_path: str, batch_size: int = 16, rank: int = 0, mode: str = "train") -> Any:
         """Upstream keeps a second set of loader workers, twice as many, with prefetched validation batches."""
         if mode == "val":
-            return _NoLoader()
+            return NoLoader()
         loader = super().get_dataloader(dataset_path, batch_size, rank, mode)
-        loader.worker_init_fn = _LoaderStart(loader.worker_init_fn, self.course.flag)
+        loader.worker_init_fn = LoaderStart(loader.worker_init_fn, self.course.flag)
         if self.course.flag is not None:
             follow(self.course.flag)
         instrument(loader)
         batches = loader.batch_sampler.sampler
         if isinstance(batches.sampler, RandomSampler):
-            batches.sampler = _Order(batches.sampler)
+            batches.sampler = Order(batches.sampler)
         return self.course.train_loader(loader, accumulate=max(1, round(self.args.nbs / self.batch_size)))
 
     def build_optimizer(
@@ -254,66 +254,3 @@ class RankTrainer(DetectionTrainer):  # type: ignore[misc]  # upstream has no ty
 
     def plot_metrics(self) -> None:
         """Upstream draws from the CSV."""
-
-
-class _NeverStops:
-    """Stands where upstream keeps its early stopping: `Course.epoch_ends` sets `stop` itself, just before upstream
-    broadcasts it."""
-
-    possible_stop = False
-
-    def __call__(self, _epoch: int, _fitness: float) -> bool:
-        return False
-
-
-class _Order:
-    """One permutation an epoch. torch's own sampler draws a second, unused one, at the end of an epoch or at the
-    start of the next, depending on whether the batch divides the set: a checkpoint in between could not tell."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[int]:
-        yield from torch.randperm(len(self.sampler), generator=self.sampler.generator).tolist()
-
-
-class _LoaderStart:
-    """The start of a loader process. A forked one inherits the worker's answer to SIGTERM, and would leave evidence
-    of its own; it simply ends."""
-
-    def __init__(self, upstreams: Callable[[int], None], flag: Flag | None) -> None:
-        self.upstreams, self.flag = upstreams, flag
-
-    def __call__(self, number: int) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        install()
-        if self.flag is not None:
-            follow(self.flag)
-        self.upstreams(number)
-
-
-class _NoLoader:
-    """Stands where upstream keeps its validation loader."""
-
-    dataset: tuple[()] = ()
-
-    def close(self) -> None: ...
-    def reset(self) -> None: ...
-
-
-def thread_count() -> int:
-    """CPU threads for this process: OMP_NUM_THREADS, else what the container may use."""
-    import os
-
-    text = os.environ.get("OMP_NUM_THREADS", "")
-    return int(text) if text.isdigit() and int(text) > 0 else max(1, min(8, len(os.sched_getaffinity(0))))
-
-
-def _without_device_ids(wrapper: Any) -> Callable[..., Any]:
-    def wrap(module: nn.Module, device_ids: Any = None, **more: Any) -> Any:
-        return wrapper(module, **more)
-
-    return wrap
