@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kfp_gate.errors import InvalidInput
 from kfp_gate.observing.memory import ControlGroup, Memory, memory_line, read_memory
 from kfp_gate.observing.phases import CHECKPOINT, OTHER, VALIDATION, Phases, phase_line
 from kfp_gate.observing.timeline import Timeline
+from kfp_gate.training import recovery, weights
 from kfp_gate.training import state as states
-from kfp_gate.training import weights
 from kfp_gate.training.best import BestWeights
 from kfp_gate.training.checkpoints import Checkpoints
 from kfp_gate.training.close_look import CloseLook, Reproduce
@@ -28,7 +27,7 @@ from kfp_gate.training.memory_watch import MemoryWatch
 from kfp_gate.training.monitors import Monitors, Observation
 from kfp_gate.training.progress import PROGRESS, Eta, say
 from kfp_gate.training.record import Record
-from kfp_gate.training.sanity import SanityPass
+from kfp_gate.training.sanity import SanityPass, check_images
 from kfp_gate.training.spec import TrainingSpec
 from kfp_gate.training.stored_steps import RECORD, STATE
 from kfp_gate.training.timelines import Timelines
@@ -76,12 +75,8 @@ class TrainingCourse:
         self.stop_reason = ""
         self.sample_every_s: float | None = None
         self.timelines: Timelines | None = None
-        if resume is not None:
-            unknown = self.monitors.restore(resume["extra"]["monitors"])
-            if unknown:
-                log.info(
-                    "monitors %s are new in this run and start at epoch %d", ", ".join(unknown), resume["epoch"] + 1
-                )
+        if resume is not None and (unknown := ", ".join(self.monitors.restore(resume["extra"]["monitors"]))):
+            log.info("monitors %s are new in this run and start at epoch %d", unknown, resume["epoch"] + 1)
 
     # Joints of the trainer --------------------------------------------------------------------------------------
 
@@ -106,7 +101,7 @@ class TrainingCourse:
 
     def begin(self, trainer: "RankTrainer") -> None:
         """Set up: restore, then the sanity pass."""
-        self._check_images(trainer)
+        check_images(trainer, self.train_images)
         self._tell_conditions(trainer)
         if self.resume is not None:
             notes = states.restore(trainer, self.resume)
@@ -155,13 +150,12 @@ class TrainingCourse:
     def validate(self, trainer: "RankTrainer") -> tuple[dict[str, float], float]:
         """All ranks; upstream gets a fitness of 0 and its real one in `epoch_ends`."""
         started = time.perf_counter()
-        self.corrupt = self.is_corrupt(trainer)
-        if self.corrupt and self.probe is not None:
-            # It is about time, and its weights are for nothing.
-            log.warning("probe: the loss or the weights are not finite; nothing is validated")
-            self.corrupt, self._values = False, dict.fromkeys(self.monitors.watched)
-            return {}, 0.0
+        self.corrupt = recovery.is_corrupt(trainer, self.group)
         if self.corrupt:
+            if self.probe is not None:
+                # It is about time, and its weights are for nothing.
+                log.warning("probe: the loss or the weights are not finite; nothing is validated")
+                self.corrupt, self._values = False, dict.fromkeys(self.monitors.watched)
             return {}, 0.0
         self.timeline.phase = "validate"
         with self.phases.during(VALIDATION):
@@ -174,31 +168,9 @@ class TrainingCourse:
         self.timeline.write("validation", epoch=trainer.epoch + 1, seconds=seconds, **self.validation.account())
         return {}, 0.0
 
-    def is_corrupt(self, trainer: "RankTrainer") -> bool:
-        """Whether any rank's loss or weights are not finite."""
-        import torch
-        from ultralytics.utils.torch_utils import unwrap_model
-
-        bad = trainer.loss is not None and not bool(torch.isfinite(trainer.loss).all())
-        bad = bad or not all(bool(torch.isfinite(p).all()) for p in unwrap_model(trainer.model).parameters())
-        return self.group.largest(float(bad)) > 0
-
     def recover(self, trainer: "RankTrainer", reason: str) -> bool:
-        """Go back to the last complete epoch; False if there is none. Rank 0 alone has the file."""
-        available = self.group.broadcast(self.last_state.is_file())
-        if not available:
-            return False
-        log.warning("%s; going back to the epoch before", reason)
-        self.timeline.write("recover", reason=reason)
-        payload = self.group.broadcast_bytes(self.last_state.read_bytes() if self.group.rank == 0 else b"")
-        own = self.folder / "recover.pt"
-        own.write_bytes(payload)
-        state = states.read_state(own)
-        own.unlink()
-        states.restore(trainer, state, randomness=False)
-        self.monitors.restore(state["extra"]["monitors"])
-        trainer.scheduler.last_epoch = state["epoch"] - 1
-        return True
+        """Go back to the last complete epoch; False if there is none. All ranks call it."""
+        return recovery.go_back(self, trainer, reason)
 
     def epoch_ends(self, trainer: "RankTrainer") -> None:
         """Observe, write, tell. `trainer.stop` is broadcast by upstream right after this."""
@@ -223,19 +195,6 @@ class TrainingCourse:
         self.timeline.write("conditions", **conditions(trainer, self, sample_every_s=self.sample_every_s))
 
     # Parts ------------------------------------------------------------------------------------------------------
-
-    def _check_images(self, trainer: "RankTrainer") -> None:
-        """Upstream drops images and labels that it does not like, with a line in the log at most."""
-        wanted, found = len(self.train_images), len(trainer.train_loader.dataset)
-        if found != wanted:
-            present = {Path(f).name for f in trainer.train_loader.dataset.im_files}
-            missing = [p for p in self.train_images if Path(p).name not in present][:20]
-            raise InvalidInput(
-                f"{wanted - found} of {wanted} train images were dropped by the loader: "
-                + ", ".join(Path(m).name for m in missing),
-                expected="images that decode, at least 10 pixels wide and high", where="train set",
-                next_step="repair or remove these images, and split again",
-            )  # fmt: skip
 
     def _remember(self, trainer: "RankTrainer", epoch: int, observation: Observation) -> None:
         if self.group.rank != 0:
@@ -324,9 +283,8 @@ class TrainingCourse:
         self.timeline.write("memory", epoch=epoch, **memory.values(), **self.memory_watch.take())
         self.memory_watch.epoch_ends(epoch, memory)
         if self.group.rank == 0:
-            self.timeline.write(
-                "epoch", epoch=epoch, values=self._shown_values(), losses=self.record.epochs[-1]["losses"]
-            )
+            losses = self.record.epochs[-1]["losses"]
+            self.timeline.write("epoch", epoch=epoch, values=self._shown_values(), losses=losses)
         log.info("%s", memory_line(epoch, self.epochs, memory))
         log.info("%s", phase_line(epoch, self.epochs, times))
         if self.timelines is not None:

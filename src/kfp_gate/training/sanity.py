@@ -9,6 +9,7 @@ import copy
 import logging
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,3 +212,22 @@ def _in_part(error: KfpGateError, part: str) -> KfpGateError:
         error.found, expected=error.expected, where=f"sanity pass before epoch 1: {part}; {error.where}",
         next_step=error.next_step, problems=error.problems,
     ) if not isinstance(error, PeerFailed) else error  # fmt: skip
+
+
+def check_images(trainer: "RankTrainer", wanted: Sequence[Path]) -> None:
+    """Refuse to train on fewer images than there are: upstream drops images and labels that it does not like, with a
+    line in the log at most.
+
+    Raises:
+        InvalidInput: naming the first of those that were dropped.
+    """
+    count = len(trainer.train_loader.dataset)
+    if count != len(wanted):
+        present = {Path(f).name for f in trainer.train_loader.dataset.im_files}
+        missing = [p for p in wanted if p.name not in present][:20]
+        raise InvalidInput(
+            f"{len(wanted) - count} of {len(wanted)} train images were dropped by the loader: "
+            + ", ".join(m.name for m in missing),
+            expected="images that decode, at least 10 pixels wide and high", where="train set",
+            next_step="repair or remove these images, and split again",
+        )  # fmt: skip
