@@ -43,7 +43,8 @@ def test_committed_yaml_is_fresh(file: Path, fresh: Path) -> None:
 def test_kfp_loads_it_and_its_conditions_are_cel(file: Path) -> None:
     components.load_component_from_file(str(file))
     conditions = re.findall(r"condition: (.+(?:\n\s{12,}.+)*)", file.read_text(encoding="utf-8"))
-    assert bool(conditions) == (file.stem not in ("rejudge", "diagnose")), "what comes after a verdict hangs on a condition"
+    gated = file.stem not in ("rejudge", "diagnose")
+    assert bool(conditions) == gated, "what comes after a verdict hangs on a condition"
     for text in conditions:
         expression = re.sub(r"\s+", " ", yaml.safe_load(text))
         assert expression.endswith("== true"), "only `== True` on an unnamed bool compiles to what was meant"

@@ -37,9 +37,9 @@ def diagnose_training(
         from pathlib import Path
         from tempfile import TemporaryDirectory
 
-        from kfp_gate.diagnosis import report as pages
         from kfp_gate.diagnosis.diagnose import diagnose
-        from kfp_gate.diagnosis.runs import one_source, read_run
+        from kfp_gate.diagnosis.pages import report as pages
+        from kfp_gate.diagnosis.reading.runs import one_source, read_run
 
         with TemporaryDirectory() as scratch:
             where = one_source(record.path if record else "", run_uri)

@@ -94,7 +94,7 @@ def launch_training(
         from shutil import copytree
         from tempfile import TemporaryDirectory
 
-        from kfp_gate.diagnosis.report import training_page
+        from kfp_gate.diagnosis.pages.report import training_page
         from kfp_gate.launching.launch import launch
         from kfp_gate.launching.step import step_options
         from kfp_gate.training.spec import TrainingSpec

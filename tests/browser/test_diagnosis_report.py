@@ -12,10 +12,10 @@ sys.path.append(str(Path(__file__).parents[1]))
 from diagnosis.recorded import diagnosed, recorded
 from diagnosis.test_report import RECORD
 
-from kfp_gate.diagnosis import report
-from kfp_gate.diagnosis.compare import compare
+from kfp_gate.diagnosis.comparing.compare import compare
 from kfp_gate.diagnosis.diagnose import diagnose
-from kfp_gate.diagnosis.runs import Run
+from kfp_gate.diagnosis.pages import report
+from kfp_gate.diagnosis.reading.runs import Run
 
 pytestmark = pytest.mark.all_only
 

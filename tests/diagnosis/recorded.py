@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 
 from kfp_gate.diagnosis.findings import Diagnosis, Finding, MemoryGrowth, PhaseShare, Scenario, Unjudged
-from kfp_gate.diagnosis.runs import Run
+from kfp_gate.diagnosis.reading.runs import Run
 
 GIB = 1 << 30
 ZONE = timezone(timedelta(hours=9))

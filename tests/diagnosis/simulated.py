@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from kfp_gate.diagnosis.runs import Run, read_run
+from kfp_gate.diagnosis.reading.runs import Run, read_run
 
 START = datetime(2026, 11, 30, 9, 0, 0, tzinfo=timezone(timedelta(hours=9)))
 WINDOW_S, WARM = 5.0, 3

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kfp_gate.diagnosis import report
 from kfp_gate.diagnosis.diagnose import diagnose
-from kfp_gate.diagnosis.lines import clean
-from kfp_gate.diagnosis.runs import Run
-from kfp_gate.diagnosis.text import text
+from kfp_gate.diagnosis.pages import report
+from kfp_gate.diagnosis.pages.text import text
+from kfp_gate.diagnosis.reading.lines import clean
+from kfp_gate.diagnosis.reading.runs import Run
 
 from .recorded import diagnosed
 from .test_report import words

@@ -8,7 +8,7 @@ from observing import replay
 
 from kfp_gate.diagnosis.diagnose import diagnose
 from kfp_gate.diagnosis.findings import BAR, CAUSES, Finding, Unjudged
-from kfp_gate.diagnosis.runs import Run, read_run
+from kfp_gate.diagnosis.reading.runs import Run, read_run
 
 from .simulated import PARTS, Training, simulate, write
 

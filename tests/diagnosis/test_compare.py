@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from kfp_gate.diagnosis.compare import compare, compare_each
-from kfp_gate.diagnosis.outputs import DIFFER, EQUAL, UNKNOWN, WITHIN_NOISE
-from kfp_gate.diagnosis.runs import Run
-from kfp_gate.diagnosis.text import comparison_text
+from kfp_gate.diagnosis.comparing.compare import compare, compare_each
+from kfp_gate.diagnosis.comparing.outputs import DIFFER, EQUAL, UNKNOWN, WITHIN_NOISE
+from kfp_gate.diagnosis.pages.text import comparison_text
+from kfp_gate.diagnosis.reading.runs import Run
 from kfp_gate.errors import InvalidInput
 
 from .recorded import recorded

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kfp_gate.diagnosis.counterfactual import estimate, phase_shares, scenarios
-from kfp_gate.diagnosis.runs import Run
+from kfp_gate.diagnosis.pacing.counterfactual import estimate, phase_shares, scenarios
+from kfp_gate.diagnosis.reading.runs import Run
 
 from .recorded import recorded
 

@@ -7,7 +7,7 @@ import pytest
 
 from kfp_gate.diagnosis.diagnose import diagnose
 from kfp_gate.diagnosis.findings import CAUSES
-from kfp_gate.diagnosis.scenario_rows import scenario_table
+from kfp_gate.diagnosis.pages.scenario_rows import scenario_table
 
 from .simulated import Training, simulate
 

@@ -5,11 +5,11 @@ from math import isfinite
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kfp_gate.diagnosis.comparable import differences
-from kfp_gate.diagnosis.compare import compare
-from kfp_gate.diagnosis.counterfactual import estimate, phase_shares
-from kfp_gate.diagnosis.runs import Run
-from kfp_gate.diagnosis.text import comparison_text
+from kfp_gate.diagnosis.comparing.comparable import differences
+from kfp_gate.diagnosis.comparing.compare import compare
+from kfp_gate.diagnosis.pacing.counterfactual import estimate, phase_shares
+from kfp_gate.diagnosis.pages.text import comparison_text
+from kfp_gate.diagnosis.reading.runs import Run
 
 ODD = ["", "data", "1", "\ud800"]
 SCALARS = st.one_of(

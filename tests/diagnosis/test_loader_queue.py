@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kfp_gate.diagnosis.loader_queue import fit, play
+from kfp_gate.diagnosis.pacing.loader_queue import fit, play
 
 
 def by_events(production, rest, workers, ahead, idle):

@@ -10,9 +10,9 @@ import pytest
 
 from kfp_gate.diagnosis.diagnose import diagnose
 from kfp_gate.diagnosis.findings import BAR, Finding, Unjudged
-from kfp_gate.diagnosis.forked_copies import ORDINARY
-from kfp_gate.diagnosis.growth import growth, memory_findings
-from kfp_gate.diagnosis.runs import Run, read_run
+from kfp_gate.diagnosis.memory.forked_copies import ORDINARY
+from kfp_gate.diagnosis.memory.growth import growth, memory_findings
+from kfp_gate.diagnosis.reading.runs import Run, read_run
 from kfp_gate.observing.memory import Memory
 
 MIB, GIB = 1 << 20, 1 << 30

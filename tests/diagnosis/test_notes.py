@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kfp_gate.diagnosis.compare import compare
+from kfp_gate.diagnosis.comparing.compare import compare
+from kfp_gate.diagnosis.comparing.notes import add_note, markdown, read_notes
 from kfp_gate.diagnosis.findings import Diagnosis, Finding
-from kfp_gate.diagnosis.notes import add_note, markdown, read_notes
 from kfp_gate.errors import InvalidInput
 
 from .test_compare import run

@@ -2,11 +2,11 @@
 
 import pytest
 
-from kfp_gate.diagnosis.measuring import observe, typical
-from kfp_gate.diagnosis.observations import Loading
-from kfp_gate.diagnosis.quantities import Unknown, Value, known, mean, reason
-from kfp_gate.diagnosis.runs import Run
-from kfp_gate.diagnosis.steady import MOST, merged, steady_steps
+from kfp_gate.diagnosis.measured.measuring import observe, typical
+from kfp_gate.diagnosis.measured.observations import Loading
+from kfp_gate.diagnosis.measured.quantities import Unknown, Value, known, mean, reason
+from kfp_gate.diagnosis.measured.steady import MOST, merged, steady_steps
+from kfp_gate.diagnosis.reading.runs import Run
 
 from .simulated import Training, simulate
 from .test_causes import DEVICE, GPU

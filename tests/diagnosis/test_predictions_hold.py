@@ -16,11 +16,11 @@ from statistics import median
 
 import pytest
 
-from kfp_gate.diagnosis.changes import LESS
-from kfp_gate.diagnosis.compare import compare
-from kfp_gate.diagnosis.counterfactual import estimate
-from kfp_gate.diagnosis.outputs import EQUAL
-from kfp_gate.diagnosis.runs import Run
+from kfp_gate.diagnosis.comparing.changes import LESS
+from kfp_gate.diagnosis.comparing.compare import compare
+from kfp_gate.diagnosis.comparing.outputs import EQUAL
+from kfp_gate.diagnosis.pacing.counterfactual import estimate
+from kfp_gate.diagnosis.reading.runs import Run
 from kfp_gate.observing.timeline import read_timeline
 
 from .planted.scenes import Images, make_images

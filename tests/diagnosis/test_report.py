@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from kfp_gate.diagnosis import amounts, report
-from kfp_gate.diagnosis.curves import curve
+from kfp_gate.diagnosis import amounts
 from kfp_gate.diagnosis.diagnose import diagnose
-from kfp_gate.diagnosis.lanes import rank_lanes
-from kfp_gate.diagnosis.ribbon import ribbon
-from kfp_gate.diagnosis.runs import Run
-from kfp_gate.diagnosis.time_axis import WIDTH, time_axis
+from kfp_gate.diagnosis.pages import report
+from kfp_gate.diagnosis.pages.curves import curve
+from kfp_gate.diagnosis.pages.lanes import rank_lanes
+from kfp_gate.diagnosis.pages.ribbon import ribbon
+from kfp_gate.diagnosis.pages.time_axis import WIDTH, time_axis
+from kfp_gate.diagnosis.reading.runs import Run
 from kfp_gate.errors import InvalidInput
 
 from .recorded import diagnosed, recorded

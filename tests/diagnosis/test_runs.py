@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from s3_server import s3, s3_server  # noqa: F401 - fixtures
 
 from kfp_gate.diagnosis.diagnose import diagnose
-from kfp_gate.diagnosis.lines import LONGEST_LINE, parse, read_lines
-from kfp_gate.diagnosis.runs import one_source, read_run
+from kfp_gate.diagnosis.reading.lines import LONGEST_LINE, parse, read_lines
+from kfp_gate.diagnosis.reading.runs import one_source, read_run
 from kfp_gate.errors import InvalidInput
 from kfp_gate.storage import open_store
 
@@ -166,7 +166,9 @@ def test_a_place_of_many_runs_is_not_fetched_whole(worker, tmp_path, monkeypatch
                 fetched.append(key)
                 super().download(key, path)
 
-        monkeypatch.setattr("kfp_gate.diagnosis.runs.open_store", lambda _uri, root=root: _Remote(Counted(root)))
+        monkeypatch.setattr(
+            "kfp_gate.diagnosis.reading.runs.open_store", lambda _uri, root=root: _Remote(Counted(root))
+        )
         run = read_run("s3://bucket/prefix", tmp_path / f"scratch {named}")
         assert len(fetched) == (3 if named else 4)
         assert len(run.ranks[0]) == len(fetched) * (len(lines) + 1)
@@ -299,7 +301,7 @@ def test_hostile_lines_are_left_out_and_counted(worker, tmp_path):
 
 
 def test_a_small_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
-    from kfp_gate.diagnosis import lines
+    from kfp_gate.diagnosis.reading import lines
 
     monkeypatch.setattr(lines, "MOST_LINES", 1000)
     monkeypatch.setattr(lines, "LARGEST_FILE", 1 << 30)
@@ -411,7 +413,7 @@ def _base(factory) -> list[dict]:
 
 def test_reading_a_run_loads_no_framework(worker):
     code = (
-        "import sys; from pathlib import Path; from kfp_gate.diagnosis.runs import read_run;"
+        "import sys; from pathlib import Path; from kfp_gate.diagnosis.reading.runs import read_run;"
         "from kfp_gate.diagnosis.diagnose import diagnose; diagnose(read_run(sys.argv[1], Path('.')));"
         "print(sorted({'torch', 'ultralytics', 'mlflow', 'kfp', 'minio'} & set(sys.modules)))"
     )

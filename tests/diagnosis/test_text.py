@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kfp_gate.diagnosis.diagnose import diagnose
 from kfp_gate.diagnosis.findings import Diagnosis, Unjudged
-from kfp_gate.diagnosis.text import WIDTH, text
+from kfp_gate.diagnosis.pages.text import WIDTH, text
 
 from .recorded import diagnosed, recorded
 

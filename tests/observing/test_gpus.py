@@ -8,7 +8,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from kfp_gate.observing.gpus import READINGS, SLOWING, open_gpu
+from kfp_gate.observing.gpu_readings import READINGS, SLOWING
+from kfp_gate.observing.gpus import open_gpu
 from kfp_gate.observing.sampler import Sampler
 from kfp_gate.observing.timeline import Timeline, read_timeline
 

@@ -44,13 +44,13 @@ def diagnose(
 
     For instance: kfp-gate diagnose s3://bucket/checkpoints --report why.html
     """
-    from kfp_gate.diagnosis import report as pages
-    from kfp_gate.diagnosis.compare import Comparison, compare_each
+    from kfp_gate.diagnosis.comparing.compare import Comparison, compare_each
+    from kfp_gate.diagnosis.comparing.notes import add_note, markdown, read_notes
     from kfp_gate.diagnosis.diagnose import diagnose as diagnosed
     from kfp_gate.diagnosis.findings import Diagnosis
-    from kfp_gate.diagnosis.notes import add_note, markdown, read_notes
-    from kfp_gate.diagnosis.runs import read_run
-    from kfp_gate.diagnosis.text import comparison_text, text
+    from kfp_gate.diagnosis.pages import report as pages
+    from kfp_gate.diagnosis.pages.text import comparison_text, text
+    from kfp_gate.diagnosis.reading.runs import read_run
 
     if not runs:
         if record is None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kfp_gate.diagnosis.amounts import duration, share
 from kfp_gate.diagnosis.findings import BAR, Finding, Unjudged
 from kfp_gate.diagnosis.hypotheses.feeding import feeding
-from kfp_gate.diagnosis.observations import Observations
+from kfp_gate.diagnosis.measured.observations import Observations
 
 
 def sentence(

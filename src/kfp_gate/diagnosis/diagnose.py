@@ -1,16 +1,16 @@
 """The answer to "what held this run back": every cause judged, ranked, and put into one sentence."""
 
 from kfp_gate.diagnosis.answer import sentence
-from kfp_gate.diagnosis.counterfactual import Estimate, estimate, phase_shares
 from kfp_gate.diagnosis.findings import BAR, HEALTH, Diagnosis, Finding, Unjudged
-from kfp_gate.diagnosis.growth import growth
 from kfp_gate.diagnosis.hypotheses import judge
 from kfp_gate.diagnosis.hypotheses.feeding import feeding
-from kfp_gate.diagnosis.measuring import observe
-from kfp_gate.diagnosis.observations import GpuReadings, Observations
-from kfp_gate.diagnosis.quantities import Unknown
+from kfp_gate.diagnosis.measured.measuring import observe
+from kfp_gate.diagnosis.measured.observations import GpuReadings, Observations
+from kfp_gate.diagnosis.measured.quantities import Unknown
+from kfp_gate.diagnosis.memory.growth import growth
+from kfp_gate.diagnosis.pacing.counterfactual import Estimate, estimate, phase_shares
+from kfp_gate.diagnosis.reading.runs import Run
 from kfp_gate.diagnosis.remarks import remarks
-from kfp_gate.diagnosis.runs import Run
 
 ENOUGH_STEPS = 10
 """Steady steps below which times say nothing."""

@@ -9,10 +9,10 @@ from kfp_gate.diagnosis.amounts import cores, duration, share
 from kfp_gate.diagnosis.findings import BAR
 from kfp_gate.diagnosis.hypotheses.crowding import cores_used
 from kfp_gate.diagnosis.hypotheses.feeding import number
-from kfp_gate.diagnosis.lives import seconds
-from kfp_gate.diagnosis.observations import Observations
-from kfp_gate.diagnosis.quantities import known
-from kfp_gate.diagnosis.steady import OTHER
+from kfp_gate.diagnosis.measured.observations import Observations
+from kfp_gate.diagnosis.measured.quantities import known
+from kfp_gate.diagnosis.measured.steady import OTHER
+from kfp_gate.diagnosis.reading.lives import seconds
 
 QUEUED = 0.2
 """Share of the time that a thread waits for a core from which it is worth a word."""

@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kfp_gate.observing.gpus import READINGS, Gpu, open_gpu
+from kfp_gate.observing.gpu_readings import READINGS
+from kfp_gate.observing.gpus import Gpu, open_gpu
 from kfp_gate.observing.memory import find_control_group, read_memory
 from kfp_gate.observing.network import read_network
 from kfp_gate.observing.pressure import read_disk, read_pressure, read_throttling

@@ -8,7 +8,7 @@ from typing import Any
 
 from kfp_gate.diagnosis.diagnose import diagnose
 from kfp_gate.diagnosis.findings import Diagnosis
-from kfp_gate.diagnosis.runs import Run, read_run
+from kfp_gate.diagnosis.reading.runs import Run, read_run
 
 from .plantings import Planting
 

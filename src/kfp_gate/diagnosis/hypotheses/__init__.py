@@ -2,7 +2,7 @@
 
 from kfp_gate.diagnosis.findings import CAUSES, Finding, Unjudged
 from kfp_gate.diagnosis.hypotheses import container, device, epochs, loading, memory, progress, ranks, workers
-from kfp_gate.diagnosis.observations import Observations
+from kfp_gate.diagnosis.measured.observations import Observations
 
 FAMILIES = (loading, workers, container, device, ranks, epochs, progress, memory)
 

@@ -6,8 +6,8 @@ from kfp_gate.diagnosis.amounts import cores, duration, share
 from kfp_gate.diagnosis.findings import Finding, Unjudged
 from kfp_gate.diagnosis.hypotheses.crowding import HELD, cores_used, quota_lost
 from kfp_gate.diagnosis.hypotheses.device import device_busy_share
-from kfp_gate.diagnosis.observations import Observations
-from kfp_gate.diagnosis.quantities import Unknown, reason
+from kfp_gate.diagnosis.measured.observations import Observations
+from kfp_gate.diagnosis.measured.quantities import Unknown, reason
 
 
 def judge(seen: Observations) -> list[Finding | Unjudged]:

@@ -1,8 +1,8 @@
 """Who takes the cores: this run's own processes, its quota, or others on the machine."""
 
-from kfp_gate.diagnosis.observations import Observations, RankSeen
-from kfp_gate.diagnosis.quantities import Unknown, known
-from kfp_gate.diagnosis.steady import DATA
+from kfp_gate.diagnosis.measured.observations import Observations, RankSeen
+from kfp_gate.diagnosis.measured.quantities import Unknown, known
+from kfp_gate.diagnosis.measured.steady import DATA
 
 READING = ("open", "read")
 

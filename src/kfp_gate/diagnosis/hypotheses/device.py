@@ -8,9 +8,9 @@ kernel ran, an upper bound of work), and from a profile window (the union of its
 from kfp_gate.diagnosis.amounts import cores, duration, rate, share, size
 from kfp_gate.diagnosis.findings import BAR, Finding, Unjudged
 from kfp_gate.diagnosis.hypotheses.ranks import waits_for_others
-from kfp_gate.diagnosis.observations import Observations, RankSeen
-from kfp_gate.diagnosis.quantities import Unknown, known, reason
-from kfp_gate.diagnosis.steady import COMPUTE, DATA, OPTIMIZER, TRANSFER
+from kfp_gate.diagnosis.measured.observations import Observations, RankSeen
+from kfp_gate.diagnosis.measured.quantities import Unknown, known, reason
+from kfp_gate.diagnosis.measured.steady import COMPUTE, DATA, OPTIMIZER, TRANSFER
 
 CAUSES = ("transfer", "kernel_launch", "gpu_throttling")
 NO_GPU = "this run used no GPU"

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from kfp_gate.diagnosis.amounts import duration, rate, share
 from kfp_gate.diagnosis.findings import BAR, Finding, Unjudged
-from kfp_gate.diagnosis.observations import EpochSeen, Observations, RankSeen
-from kfp_gate.diagnosis.quantities import Unknown, known
-from kfp_gate.diagnosis.runs import Line
-from kfp_gate.diagnosis.steady import attempts
+from kfp_gate.diagnosis.measured.observations import EpochSeen, Observations, RankSeen
+from kfp_gate.diagnosis.measured.quantities import Unknown, known
+from kfp_gate.diagnosis.measured.steady import attempts
+from kfp_gate.diagnosis.reading.runs import Line
 
 CAUSES = ("checkpoint_stall", "upload_stall", "validation")
 

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from kfp_gate.diagnosis.hypotheses.crowding import READING, crowding, wait_of
-from kfp_gate.diagnosis.observations import Loading, Observations, RankSeen
-from kfp_gate.diagnosis.quantities import Unknown
+from kfp_gate.diagnosis.measured.observations import Loading, Observations, RankSeen
+from kfp_gate.diagnosis.measured.quantities import Unknown
 
 TRANSFORM = "transform:"
 

@@ -13,8 +13,8 @@ from kfp_gate.diagnosis.hypotheses.feeding import (
     shown,
     wanted,
 )
-from kfp_gate.diagnosis.observations import Loading, Observations
-from kfp_gate.diagnosis.quantities import Unknown, known, reason
+from kfp_gate.diagnosis.measured.observations import Loading, Observations
+from kfp_gate.diagnosis.measured.quantities import Unknown, known, reason
 
 CAUSES = ("slow_reads", "small_files", "preparation_cpu")
 COLD = 3.0

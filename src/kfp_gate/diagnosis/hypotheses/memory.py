@@ -1,8 +1,8 @@
-"""Memory: pressure, growth towards a limit, copies in loader processes. Judged by `diagnosis.growth`."""
+"""Memory: pressure, growth towards a limit, copies in loader processes. Judged by `diagnosis.memory.growth`."""
 
 from kfp_gate.diagnosis.findings import Finding, Unjudged
-from kfp_gate.diagnosis.growth import memory_findings
-from kfp_gate.diagnosis.observations import Observations
+from kfp_gate.diagnosis.measured.observations import Observations
+from kfp_gate.diagnosis.memory.growth import memory_findings
 
 
 def judge(seen: Observations) -> list[Finding | Unjudged]:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from kfp_gate.diagnosis.amounts import duration, share
 from kfp_gate.diagnosis.findings import Finding, Unjudged
-from kfp_gate.diagnosis.observations import Observations
-from kfp_gate.diagnosis.runs import Line
-from kfp_gate.diagnosis.steady import attempts, number
+from kfp_gate.diagnosis.measured.observations import Observations
+from kfp_gate.diagnosis.measured.steady import attempts, number
+from kfp_gate.diagnosis.reading.runs import Line
 
 LISTED = 6
 

@@ -9,8 +9,8 @@ from statistics import median
 
 from kfp_gate.diagnosis.amounts import duration, share
 from kfp_gate.diagnosis.findings import Finding, Unjudged
-from kfp_gate.diagnosis.observations import Observations, RankSeen
-from kfp_gate.diagnosis.steady import DATA, TRANSFER
+from kfp_gate.diagnosis.measured.observations import Observations, RankSeen
+from kfp_gate.diagnosis.measured.steady import DATA, TRANSFER
 
 BEFORE = (DATA, TRANSFER, "forward", "loss")
 MEETING = ("backward", "optimizer")

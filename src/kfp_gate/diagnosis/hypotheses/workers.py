@@ -15,8 +15,8 @@ from kfp_gate.diagnosis.hypotheses.crowding import (
 )
 from kfp_gate.diagnosis.hypotheses.feeding import SATURATED, Feeding, feeding, number, processes, wanted
 from kfp_gate.diagnosis.hypotheses.loading import NEARLY, blocked_seconds, outlier
-from kfp_gate.diagnosis.observations import Observations
-from kfp_gate.diagnosis.quantities import Unknown, known, reason
+from kfp_gate.diagnosis.measured.observations import Observations
+from kfp_gate.diagnosis.measured.quantities import Unknown, known, reason
 
 
 def judge(seen: Observations) -> list[Finding | Unjudged]:

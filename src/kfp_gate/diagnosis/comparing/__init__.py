@@ -1,0 +1,1 @@
+"""Before and after, and the kept record of what was tried."""

@@ -1,0 +1,1 @@
+"""How a run's memory developed, and what could be the matter with it."""

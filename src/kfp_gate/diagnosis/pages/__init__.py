@@ -1,0 +1,1 @@
+"""A diagnosis as people see it: page and terminal."""

@@ -1,0 +1,1 @@
+"""Finds a run where it lies and reads what its ranks wrote."""
