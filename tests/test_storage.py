@@ -126,6 +126,17 @@ def test_missing_bucket_and_missing_object_are_told_apart(s3):  # noqa: F811
         open_store("s3://present/x").read("k")
 
 
+@pytest.mark.parametrize("uri", ["s3://x/y", "s3:///x", "s3://A B/c", "s3://127.0.0.1/x", "s3://one/../two"])
+def test_names_that_no_store_takes(uri, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    store = open_store(uri)
+    for use in (lambda: store.read("k"), lambda: store.write("k", b"")):
+        with pytest.raises(InvalidInput, match=r"(bucket|object) name"):
+            use()
+
+
 @pytest.mark.all_only
 def test_a_download_cut_three_times_goes_on_where_it_stopped(s3, monkeypatch, tmp_path):  # noqa: F811
     s3.bucket("cuts")

@@ -8,6 +8,7 @@ a URI. The endpoint is `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL`; TLS is on un
 import io
 import os
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -439,6 +440,11 @@ class _S3Errors:
             raise InvalidInput(
                 "no credentials", expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a shared file or an identity",
                 where=self.where, next_step="set them, in a cluster by the Secret the pipeline names",
+            ) from None  # fmt: skip
+        if isinstance(error, ValueError) and re.search(r"(bucket|object) name", str(error)):
+            raise InvalidInput(
+                str(error), expected="s3://bucket/prefix, the bucket of 3 to 63 letters, digits, dots and hyphens",
+                where=self.where, next_step="check the URI's spelling",
             ) from None  # fmt: skip
         if isinstance(error, MinioException | HTTPError | OSError):
             text = f"{error.code}" if isinstance(error, S3Error) else f"{type(error).__name__}: {error}"
