@@ -49,6 +49,7 @@ class Training:
     })  # fmt: skip
     device: Mapping[str, float] | None = None
     workers: int = 0
+    workers_most: int | None = None
     prefetch: int = 2
     ranks: int = 1
     rank_step: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
@@ -161,7 +162,7 @@ class _Simulation:
             self.write(
                 rank, "conditions", manifests={"train": "a", "val": "b"}, classes=2, train_images=t.steps * t.images,
                 val_images=t.val_images, steps_per_epoch=t.steps, epochs=t.epochs, batch=t.images * t.ranks,
-                rank_batch=t.images, ranks=t.ranks, workers=t.workers, prefetch=t.prefetch if t.workers else None,
+                rank_batch=t.images, ranks=t.ranks, workers=t.workers, workers_most=t.workers_most, prefetch=t.prefetch if t.workers else None,
                 pin_memory=t.pinned, precision="fp32", image_size=640, device="cuda:0" if t.device else "cpu",
                 gpu_name="GPU" if t.device else None, cpus=t.cores, cpu_quota=t.quota, memory_limit=None,
                 monitors=["map50_95"], seed=0, base_model="yolo11n.yaml", sample_every_s=1.0, settings={},

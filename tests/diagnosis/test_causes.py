@@ -358,3 +358,11 @@ def test_lost_work_counts_what_was_done_again_and_only_that(read):
     # 50 of 60 steps of epoch 2 are lost with the worker: 50 of 230 steps.
     found = judged(diagnose(read(CPU.but(died=(2, 50)))), "discarded_work")
     assert found.weight == pytest.approx(50 / 230, abs=0.02) and found.detail["resumes"] == 1
+
+
+def test_no_more_loader_processes_are_proposed_than_the_training_would_start(read):
+    for most in (None, 2, 1):
+        found = judged(diagnose(read(GPU.but(workers=1, parts=HEAVY, workers_most=most))), "too_few_workers")
+        assert found.detail["wanted"] > 2 if most is None else found.detail["wanted"] == most
+        assert (found.weight == 0) == (most == 1)
+    assert "starts no more than 1 loader process" in found.next_check

@@ -1,5 +1,6 @@
 """Under which conditions a rank trains, as one `conditions` line: what two runs must share to be compared."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,14 +22,21 @@ def conditions(trainer: "RankTrainer", course: "TrainingCourse", *, sample_every
         "manifests": record.manifests, "classes": len(record.classes), "train_images": course.whole["train"],
         "val_images": course.whole["val"], "steps_per_epoch": steps, "epochs": spec.epochs,
         "batch": int(trainer.batch_size), "rank_batch": int(loader.batch_size), "ranks": course.group.size,
-        "workers": workers, "prefetch": loader.prefetch_factor if workers else None,
-        "pin_memory": bool(loader.pin_memory), "precision": precision(trainer), "image_size": spec.image_size,
+        "workers": workers, "workers_most": most_workers(device),
+        "prefetch": loader.prefetch_factor if workers else None, "pin_memory": bool(loader.pin_memory),
+        "precision": precision(trainer), "image_size": spec.image_size,
         "device": str(device), "gpu_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "cpus": usable_cores(), "cpu_quota": cpu_quota(), "memory_limit": course.memory().limit,
         "monitors": list(spec.monitors), "stop_on": spec.stop_on, "patience": spec.patience,
         "min_delta": spec.min_delta, "min_epochs": spec.min_epochs, "seed": spec.seed, "base_model": spec.base_model,
         "sample_every_s": sample_every_s, "settings": spec.settings(),
     }  # fmt: skip
+
+
+def most_workers(device: torch.device) -> int:
+    """Loader processes that upstream starts at most, whatever it is asked for: the node's cores over its GPUs."""
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    return (os.cpu_count() or 1) // max(gpus, 1)
 
 
 def precision(trainer: "RankTrainer") -> str:

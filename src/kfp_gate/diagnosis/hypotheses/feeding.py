@@ -114,9 +114,11 @@ def wanted(fed: Feeding, loading: Loading, idle: float) -> Wanted:
         # Freed of the competition for a core it would use as much of one as its parts do; waiting uses none.
         each = max(0.1, min(1.0, cpu * loading.stretch / loading.wall))
     have = fed.workers or 0
-    possible = have + int((idle + 0.25) / each)
+    # More than the training would start are no advice.
+    most = int(max(have, fed.rank.conditions.get("workers_most") or MOST))
+    possible = min(have + int((idle + 0.25) / each), most)
     needed = math.ceil(made / fed.rest) if fed.rest > 1e-6 else possible
-    return Wanted(made, each, possible, max(have + 1, min(needed, possible, MOST)))
+    return Wanted(made, each, possible, min(max(have + 1, min(needed, possible, MOST)), most))
 
 
 def number(value: float) -> str:

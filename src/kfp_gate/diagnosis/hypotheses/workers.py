@@ -88,7 +88,8 @@ def _too_few(seen: Observations, fed: Feeding) -> Finding | Unjudged:
     return Finding(
         "too_few_workers", title, weight, tuple(evidence), tuple(against),
         next_check=f"a short run with workers={want.workers}: the wait must shrink from {duration(fed.wait)} to "
-        f"{duration(max(0.0, fed.wait - gained))} a step, or nearly",
+        f"{duration(max(0.0, fed.wait - gained))} a step, or nearly" if want.workers > fed.workers
+        else f"none: a training on this node starts no more than {processes(fed.workers)}",
         refuted_by=f"a wait for images that is as long with workers={want.workers}",
         detail={"advice": f"Try workers={want.workers}", "workers": fed.workers, "wanted": want.workers,
                 "wait_s": fed.wait, "busy": busy, "idle_cores": idle, "ready": fed.loading.ready},

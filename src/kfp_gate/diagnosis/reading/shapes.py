@@ -143,8 +143,8 @@ KINDS: dict[str, dict[str, Check]] = {
     "conditions": {
         **dict.fromkeys(
             ("classes", "train_images", "val_images", "steps_per_epoch", "epochs", "batch", "rank_batch", "ranks",
-             "workers", "prefetch", "image_size", "cpus", "cpu_quota", "memory_limit", "patience", "min_epochs", "seed",
-             "sample_every_s"), number,
+             "workers", "workers_most", "prefetch", "image_size", "cpus", "cpu_quota", "memory_limit", "patience",
+             "min_epochs", "seed", "sample_every_s"), number,
         ),
         **dict.fromkeys(("precision", "device", "gpu_name", "stop_on", "base_model"), text),
         "min_delta": signed, "pin_memory": flag, "manifests": by_name(text), "monitors": list_of(text),
