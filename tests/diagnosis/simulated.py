@@ -162,7 +162,8 @@ class _Simulation:
             self.write(
                 rank, "conditions", manifests={"train": "a", "val": "b"}, classes=2, train_images=t.steps * t.images,
                 val_images=t.val_images, steps_per_epoch=t.steps, epochs=t.epochs, batch=t.images * t.ranks,
-                rank_batch=t.images, ranks=t.ranks, workers=t.workers, workers_most=t.workers_most, prefetch=t.prefetch if t.workers else None,
+                rank_batch=t.images, ranks=t.ranks, workers=t.workers, workers_most=t.workers_most,
+                prefetch=t.prefetch if t.workers else None,
                 pin_memory=t.pinned, precision="fp32", image_size=640, device="cuda:0" if t.device else "cpu",
                 gpu_name="GPU" if t.device else None, cpus=t.cores, cpu_quota=t.quota, memory_limit=None,
                 monitors=["map50_95"], seed=0, base_model="yolo11n.yaml", sample_every_s=1.0, settings={},
