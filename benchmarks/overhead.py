@@ -148,8 +148,8 @@ def inside(folder: Path, options: argparse.Namespace) -> None:
     # The sampler also runs while there are no steps: its share of the wall time of the steps is what they pay.
     share = run.sampler.cost_s / max(run.sampler.count, 1) * steps["wall"] / run.sampler.every_s
     spent["sampler"] = [round(steps["wall"] / run.sampler.every_s), share]
-    assert run.timelines is not None
-    spent["timeline sender"] = [1, run.timelines.cost_s]
+    assert run.held.timelines is not None
+    spent["timeline sender"] = [1, run.held.timelines.cost_s]
     loader = [x["loader"] for x in timeline.read_timeline(run.timeline.path) if x["kind"] == "window" and x["loader"]]
     assert loader, "no window says what the loader did"
     parts = sum(v[2] for x in loader for v in x["parts"].values())
