@@ -39,7 +39,7 @@ def _source(cell: dict[str, Any]) -> str:
 
 
 def test_all_notebooks_are_numbered() -> None:
-    assert sorted(NUMBERED) == ["01", "02", "03"]
+    assert sorted(NUMBERED) == ["01", "02", "03", "04"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -139,3 +139,13 @@ def test_your_own_training_command(tmp_path: Path) -> None:
     for cause in ("--- an exception: exception", "--- killed: killed", "--- no model: no-model"):
         assert cause in told, told[-3000:]
     assert "labels: class 7, but there are 4 names" in told
+
+
+@pytest.mark.all_only
+def test_why_it_is_slow(tmp_path: Path) -> None:
+    outputs = _run("04", tmp_path)
+    told = "\n".join(outputs)
+    assert "transform TargetMaps takes" in outputs[2].splitlines()[0] + outputs[2].splitlines()[1]
+    assert re.search(r"part transform:TargetMaps +\S+ \w+ +-> ", told)
+    assert "TargetMaps" not in outputs[3].rpartition("now: ")[2], "the change ended it"
+    assert told.count("<iframe") == 1

@@ -20,7 +20,7 @@ from kfp_gate.diagnosis.reading.runs import Line, Run
 MANY_EPOCHS = 6
 """Epochs from which their mean is taken."""
 
-OLD = "this timeline is of a version that did not record it"
+OLD = "this timeline does not hold it"
 
 
 def observe(run: Run) -> Observations:
