@@ -166,6 +166,22 @@ def test_fixing_what_is_named_shows_the_next_cause_and_then_health(read):
     assert [[f.cause for f in a.findings][:1] for a in answers] == [["preparation_cpu"], ["slow_reads"], []]
 
 
+def test_advice_is_what_can_be_done(read):
+    """Fewer val images cost as much where the weights are what takes long; 8-bit images need not become 8-bit ones."""
+    fixed = judged(diagnose(read(CPU.but(validation={"weights": 6.0, "forward": 0.6}))), "validation")
+    assert "more steps" in fixed.detail["advice"] and "nearly as long" in fixed.next_check
+    assert fixed.refuted_by == "a validation that takes half as long with half of the images"
+    slow = {**ON_DEVICE, "transfer": 0.08}
+    for pinned, images, words in (
+        (False, 16, "Pin the batches"), (True, 16, "moved as 8 bits already"), (True, 4, "Move 8-bit images"),
+    ):  # fmt: skip
+        run = read(GPU.but(device=slow, step={**QUEUEING, "transfer": 0.08}, pinned=pinned))
+        for line in run.lines("conditions"):
+            # The bytes stay: with a quarter of the images they are those of floats.
+            line["rank_batch"] = images
+        assert words in judged(diagnose(run), "transfer").detail["advice"]
+
+
 def test_a_wait_that_the_device_does_not_feel_explains_nothing(read):
     """The host waits for images a third of its time, while the device still computes what was queued."""
     step = {"transfer": 0.002, "forward": 0.03, "loss": 0.01, "backward": 0.04, "optimizer": 0.01}

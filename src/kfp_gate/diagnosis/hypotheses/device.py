@@ -21,6 +21,9 @@ QUICK, LEVEL = 0.5, 0.8
 SATURATED = 0.8
 """Cores of the busiest thread from which it has no time left."""
 
+NEAR_LINK = 10e9
+"""Bytes a second that are near what PCIe carries."""
+
 SMALL_KERNEL = 20e-6
 """Seconds of a kernel below which launching it costs about as much as running it."""
 
@@ -73,7 +76,7 @@ def _transfer(seen: Observations, rank: RankSeen) -> Finding | Unjudged:
     against = []
     if moved and seconds > 0:
         evidence.append(f"{size(moved)} a step move at {rate(moved / seconds)}")
-        if moved / seconds > 10e9:
+        if moved / seconds > NEAR_LINK:
             against.append("that is near what PCIe carries: fewer bytes would help, not pinning")
     if pinned is False and rank.cuda:
         evidence.append("the batches are not in pinned memory: each copy goes through a buffer, and the host waits")
@@ -87,10 +90,22 @@ def _transfer(seen: Observations, rank: RankSeen) -> Finding | Unjudged:
         "transfer", f"{share(weight)} of the time goes to moving batches to the device", weight, tuple(evidence),
         tuple(against), next_check="a profile window (profile_steps=20): look at the copies and their bytes",
         refuted_by="copies that overlap with kernels in the trace", missing=missing,
-        detail={"advice": "Pin the batches' memory and copy without blocking" if pinned is False and rank.cuda
-                else "Move 8-bit images and convert them on the device",
-                "seconds": seconds, "bytes": moved, "pin_memory": pinned},
+        detail={"advice": _transfer_advice(rank, seconds, moved), "seconds": seconds, "bytes": moved,
+                "pin_memory": pinned},
     )  # fmt: skip
+
+
+def _transfer_advice(rank: RankSeen, seconds: float, moved: float | None) -> str:
+    batch, side = rank.conditions.get("rank_batch"), rank.conditions.get("image_size")
+    if rank.cuda and rank.conditions.get("pin_memory") is False:
+        return "Pin the batches' memory and copy without blocking"
+    if not moved or not batch or not side or moved > 1.5 * 3 * batch * side**2:
+        return "Move 8-bit images and convert them on the device"
+    if not rank.cuda:
+        return "Look at what converts the batch: on a CPU there is nowhere to move it"
+    if seconds > 0 and moved / seconds > NEAR_LINK:
+        return "Train on smaller images: they are moved as 8 bits already"
+    return "Have the GPU's link looked at (`nvidia-smi -q`, Link Width): the images are moved as 8 bits already"
 
 
 def queueing_share(rank: RankSeen) -> float | None:

@@ -17,6 +17,15 @@ LARGE = 0.25
 SUMMED = ("load", "forward", "suppress", "match")
 """Parts of validation that are summed over threads; the others are wall time."""
 
+NAMES = {
+    "weights": "taking the averaged weights", "load": "loading images", "forward": "forward",
+    "suppress": "suppressing boxes", "match": "matching boxes", "wait": "waiting for other ranks",
+    "gather": "gathering what the ranks found", "metrics": "computing metrics", "broadcast": "telling all ranks",
+}  # fmt: skip
+
+FIXED = ("weights", "broadcast")
+"""Parts that do not depend on the number of images."""
+
 
 def judge(seen: Observations) -> list[Finding | Unjudged]:
     """All three; unjudged until an epoch has ended."""
@@ -85,7 +94,7 @@ def _upload(seen: Observations, epoch: EpochSeen, checkpoints: list[Line], lines
         tuple(against),
         next_check="time an upload of the same size to checkpoint_uri from the worker's node",
         refuted_by="an upload of that size from the same node that takes less than an epoch", missing=tuple(missing),
-        detail={"advice": "Put checkpoint_uri into a nearer or faster store, or lower upload_bound_s",
+        detail={"advice": "Put checkpoint_uri into a nearer or faster store",
                 "seconds": waited, "epoch_s": epoch.total, "upload_s": sum(times) / len(times) if times else None},
     )  # fmt: skip
 
@@ -118,23 +127,25 @@ def _validation(seen: Observations, epoch: EpochSeen, first: RankSeen, lines: Se
             against.append(f"that is what {images:,.0f} images must take, by the forward of the steps")
         excess = seen.share_of_epoch(max(0.0, epoch.validation - expected))
     named = weight if weight >= LARGE else excess
+    late = "Compare the ranks' validation times: one comes late"
     advice = {
-        "load": "its images wait to be read: see that the val set lies where the train set does",
-        "forward": "fewer val images, or a larger validation_batch",
-        "suppress": "a higher confidence floor leaves fewer boxes to suppress",
-        "match": "a higher confidence floor leaves fewer boxes to match",
-        "gather": "one rank comes late: compare the ranks' validation times",
-        "metrics": "rank 0 computes while the others wait: fewer monitors or classes",
-    }.get(heaviest, "a smaller val set")
+        "load": "See that the val images lie where the train images do: they wait to be read",
+        "gather": late,
+        "wait": late,
+        **dict.fromkeys(FIXED, "Give an epoch more steps: this part takes as long for few val images as for many"),
+    }.get(heaviest, "Give fewer images to val, if fewer are enough to choose an epoch by")
     title = f"validation takes {share(weight)} of the time"
     if named < weight and expected is not None:
         title = f"validation takes {share(named)} of the time beyond what its images must take"
+    title += f", most of it {NAMES.get(heaviest, heaviest)}" if heaviest else ""
     return Finding(
-        "validation", title + (f", most of it {heaviest}" if heaviest else ""), named, tuple(evidence), tuple(against),
-        next_check="a run with half of the val images: it must take half as long, or its cost is not the images",
-        refuted_by="a validation that takes as long with half of the images",
+        "validation", title, named, tuple(evidence), tuple(against),
+        next_check="a run with half of the val images: it must take "
+        + ("nearly as long" if heaviest in FIXED else "half as long, or its cost is not the images"),
+        refuted_by="a validation that takes "
+        + ("half as long with half of the images" if heaviest in FIXED else "as long with half of the images"),
         missing=tuple(missing),
-        detail={"advice": f"Try this: {advice}", "seconds": epoch.validation, "share": weight, "expected_s": expected,
+        detail={"advice": advice, "seconds": epoch.validation, "share": weight, "expected_s": expected,
                 "parts": parts, "heaviest": heaviest},
     )  # fmt: skip
 
