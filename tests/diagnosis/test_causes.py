@@ -38,6 +38,9 @@ HEALTHY = {
         parts={k: (w * 3.05, c * 3.05) for k, (w, c) in PARTS.items()}
     ),
     "gpu, ranks": GPU.but(ranks=4),
+    "gpu at its power limit but for moments": GPU.but(samples=[
+        *[{"gpu_throttle": ["sw_power_cap"], "gpu_sm_mhz": 1500}] * 11, {"gpu_throttle": [], "gpu_sm_mhz": 2040},
+    ]),
     "gpu at its power limit": GPU.but(sample={**READINGS, "gpu_throttle": ["sw_power_cap"], "gpu_sm_mhz": 1830}),
     "crowded by others": WORKERS.but(cores=2, stretch=2.5, queued=0.6, loaders_queued=0.6),
 }  # fmt: skip

@@ -259,6 +259,8 @@ def test_messages(tmp_path, monkeypatch, snapshot):
     for name in ("a", "b"):
         write(TRAINING, Path("several") / name)
     Path("empty").mkdir()
+    Path("failed").mkdir()
+    Path("failed/events.jsonl").write_text('{"step": "launch_training", "state": "failed"}\n')
     Path("model").mkdir()
     Path("model/model.pt").write_bytes(b"weights")
     Path("binary.jsonl").write_bytes(os.urandom(3000))
@@ -266,7 +268,8 @@ def test_messages(tmp_path, monkeypatch, snapshot):
     Path("empty.jsonl").write_bytes(b"")
     Path("cut.jsonl.gz").write_bytes(gzip.compress(b'{"kind":"start"}\n' * 100)[:12])
     cases = {
-        "nothing there": "runs/none", "an empty folder": "empty", "a model": "model", "a file of another kind":
+        "nothing there": "runs/none", "an empty folder": "empty",
+        "a pipeline's run without a training": "failed", "a model": "model", "a file of another kind":
         "model/model.pt", "no text": "binary.jsonl", "other lines": "other.jsonl", "an empty file": "empty.jsonl",
         "cut before the first line": "cut.jsonl.gz", "several runs": "several", "an empty location": " ",
         "half an MLflow id": "runs:/12ab", "an MLflow run without a server": "runs:/" + "ab" * 16,

@@ -10,6 +10,9 @@ from kfp_gate.diagnosis.measured.steady import is_steady
 from kfp_gate.diagnosis.reading.runs import Line
 from kfp_gate.observing.gpu_readings import SLOWING
 
+POWER, SELDOM = "sw_power_cap", 0.1
+"""The reason that full work alone may have, and the share of samples without it below which they are no measure."""
+
 TOO_FAR = 30.0
 """Seconds between two samples beyond which what lies between them is a gap."""
 
@@ -114,6 +117,9 @@ def gpu_readings(lines: Sequence[Line], samples: Sequence[Line]) -> GpuReadings 
         }  # fmt: skip
     clocks = [s["gpu_sm_mhz"] for s in free if s.get("gpu_sm_mhz")]
     why = "it was slowed down in every sample" if held and not free else told.get("gpu_sm_mhz") or _why(samples)
+    if len(free) < SELDOM * len(judged) and not any(set(s["gpu_throttle"]) & set(SLOWING) - {POWER} for s in held):
+        # At full work a board may never leave its power limit; the clock of a moment of rest is not one it could keep.
+        clocks, why = [], "it was at its power limit in nearly every sample"
     top: Measured = Value(max(clocks), len(clocks)) if clocks else Unknown(why)
     most = device.get("max_sm_mhz")
     board: Measured = Value(most) if most else Unknown("the highest clock of the board was not recorded")

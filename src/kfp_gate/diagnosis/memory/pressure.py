@@ -47,15 +47,17 @@ def memory_pressure(ranks: Sequence[RankMemory]) -> Finding | Unjudged:
         evidence.append(f"{faults:.0f} page faults a second needed storage")
     else:
         against.append("hardly a page fault needed storage")
+    loaders = any(((s.get("loaders") or {}).get("count") or 0) > 0 for r in ranks for s in r.samples)
     title = f"processes wait for memory {share(weight)} of the time" if pressure and not kills else (
         "the kernel killed processes for want of memory" if kills else "the container has room")  # fmt: skip
     return Finding(
         "memory_pressure", title, weight, tuple(evidence), tuple(against),
-        next_check="raise memory_per_node by a quarter, or lower workers by two: the pressure must fall with the same "
-        "data",
+        next_check="raise memory_per_node by a quarter" + (", or lower workers by half" if loaders else "")
+        + ": the pressure must fall with the same data",
         refuted_by="the same pressure with twice the memory: then others on the node take it",
         missing=tuple(missing),
-        detail={"advice": "Raise memory_per_node, or lower workers", "pressure": fmean(pressure) if pressure else None,
+        detail={"advice": "Raise memory_per_node" + (", or lower workers" if loaders else ""),
+                "pressure": fmean(pressure) if pressure else None,
                 "kills": kills, "held": top[1] if top else None, "limit": top[2] if top else None},
     )  # fmt: skip
 

@@ -108,7 +108,7 @@ def read_run(where: str, scratch: Path, *, tracking_uri: str = "") -> Run:
         raise InvalidInput(
             "an empty location", expected=_PLACES, where="run", next_step="name the run to read",
         )  # fmt: skip
-    store = open_store(where)
+    store, named = open_store(where), False
     if isinstance(store, LocalStore):
         if store.root.is_file():
             return _read_file(where, store.root)
@@ -119,14 +119,16 @@ def read_run(where: str, scratch: Path, *, tracking_uri: str = "") -> Run:
         keys = [e.key for e in store.list() if e.key.endswith((".jsonl", ".jsonl.gz", "record.json"))]
         if not keys and "." in where.rpartition("/")[2]:
             base, _, last = where.rpartition("/")
-            store, keys = open_store(base), [last]
+            store, keys, named = open_store(base), [last], True
     found = places.runs_among(keys)
-    if not found and keys == [k for k in keys if k.endswith((".jsonl", ".jsonl.gz"))] and len(keys) == 1:
+    if not found and named and keys[0].endswith((".jsonl", ".jsonl.gz")):
+        # A timeline under a name of its own, as a file may have one.
         found = [places.Found("", tuple(keys))]
     if not found:
         raise InvalidInput(
             "no timeline", expected=_PLACES, where=where,
-            next_step="give the folder or prefix of one training; a run made before timelines were kept has none",
+            next_step="give the folder or prefix of one training; one that failed in a pipeline left its timelines at "
+            "its checkpoint location, and a run made before timelines were kept has none",
         )  # fmt: skip
     if len(found) > 1:
         names = ", ".join(f.base.rstrip("/") for f in found[:LISTED])
