@@ -55,6 +55,13 @@ def diagnose(
     if not runs:
         if record is None:
             raise _refused("no run", "a run to read", "name its folder, checkpoint location or MLflow run")
+        unused = {"--report": report, "--json": json_file, "--acknowledge": acknowledge, "--hypothesis": hypothesis,
+                  "--change": change, "--rejected": rejected}  # fmt: skip
+        if given := [name for name, value in unused.items() if value]:
+            raise _refused(
+                f"{', '.join(given)} and no run", "a run to read; --record alone shows what the record holds",
+                "name the run's folder, checkpoint location or MLflow run",
+            )  # fmt: skip
         print(markdown(read_notes(record)), end="")
         return
     if acknowledge and len(runs) == 1:
