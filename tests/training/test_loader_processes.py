@@ -80,3 +80,38 @@ def test_a_signal_to_all_of_them_is_told_once_and_as_what_it_is(tmp_path: Path) 
     while members(process.pid) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not members(process.pid)
+
+
+DIES = """
+import os, time
+from torch.utils.data import DataLoader, Dataset
+from kfp_gate.training.stand_ins import LoaderStart
+
+class Large(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        # What goes through the pipe itself, as a batch's file names and profile do, and more than a pipe holds.
+        return "x" * 100_000
+
+loader = DataLoader(Large(), batch_size=1, num_workers=1, worker_init_fn=LoaderStart(lambda number: None, None))
+batches = iter(loader)
+next(batches)
+time.sleep(0.5)
+print(batches._workers[0].pid, flush=True)
+os._exit(1)
+"""
+
+
+def test_they_end_with_their_rank_however_it_ends(tmp_path: Path) -> None:
+    """Else torch's wait for ever for somebody to read the batch that they want to hand over."""
+    with (tmp_path / "said").open("w") as said:
+        code = subprocess.run([sys.executable, "-c", DIES], stdout=said, timeout=100).returncode
+    process = Path("/proc") / (tmp_path / "said").read_text().strip()
+    deadline = time.monotonic() + 15
+    while process.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    alive = process.exists()
+    if alive:
+        os.kill(int(process.name), signal.SIGKILL)
+    assert code == 1 and process.name.isdigit() and not alive

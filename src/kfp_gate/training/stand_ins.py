@@ -1,5 +1,6 @@
 """What stands in upstream's trainer where it keeps something of its own; `kfp_gate.training.trainer` puts it there."""
 
+import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -10,6 +11,9 @@ from torch import nn
 
 from kfp_gate.observing.loader_profile import Flag, follow
 from kfp_gate.training.loader_parts import install
+
+PR_SET_PDEATHSIG = 1
+"""Of linux/prctl.h."""
 
 
 class NeverStops:
@@ -38,17 +42,27 @@ class Order:
 
 class LoaderStart:
     """The start of a loader process. A forked one inherits the worker's answer to SIGTERM, and would leave evidence
-    of its own; it simply ends."""
+    of its own; it simply ends. It also ends with its rank: torch's would wait for ever to hand over a batch that is
+    larger than a pipe, and keep its memory and the rank's standard output."""
 
     def __init__(self, upstreams: Callable[[int], None], flag: Flag | None) -> None:
         self.upstreams, self.flag = upstreams, flag
 
     def __call__(self, number: int) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _end_with_parent()
         install()
         if self.flag is not None:
             follow(self.flag)
         self.upstreams(number)
+
+
+def _end_with_parent() -> None:
+    """prctl(2), on Linux; elsewhere torch's own look at the parent has to do."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (AttributeError, OSError, TypeError):
+        return
 
 
 class NoLoader:
