@@ -69,6 +69,8 @@ PLANTED = {
     "a slow rank": ("rank_imbalance", CPU.but(ranks=3, rank_step={1: {"forward": 0.4}})),
     "a rank with a slow disk": ("rank_imbalance", WORKERS.but(ranks=2, rank_parts={1: {"read": (1.2, 0.01)}})),
     "a rank with a slow disk, gpu": ("rank_imbalance", GPU.but(ranks=4, rank_parts={2: {"read": (1.6, 0.01)}})),
+    "a loop, all ranks": ("preparation_cpu", WORKERS.but(ranks=4).with_parts(transform_TargetMaps=(1.0, 1.0))),
+    "slow reads, all ranks, gpu": ("slow_reads", GPU.but(ranks=4).with_parts(read=(1.6, 0.01))),
     "a slow disk for checkpoints": ("checkpoint_stall", CPU.but(checkpoint=6.0)),
     "a slow store": ("upload_stall", CPU.but(waited=6.0, upload=30.0)),
     "a large val set": ("validation", CPU.but(val_images=1500, validation={"load": 2.0, "forward": 9.0})),
@@ -203,6 +205,16 @@ def test_who_waits_for_whom_and_why(read):
     assert found.detail["slow_rank"] == 1 and found.detail["waiting"] == [0] and found.detail["phase"] == "data"
     # The shared part of loading is judged by a rank that is not the slow one.
     assert judged(diagnose(read(PLANTED["a rank with a slow disk"][1])), "slow_reads").weight < BAR
+
+
+def test_ranks_that_are_all_starved_do_not_blame_the_one_that_is_last(read):
+    """Loaders that are equally slow: whoever is last by chance stays it, and the others hardly wait for images."""
+    for seed in range(3):
+        found = diagnose(read(PLANTED["a loop, all ranks"][1].but(seed=seed)))
+        assert found.findings[0].cause == "preparation_cpu" and found.findings[0].weight > 0.15
+        assert judged(found, "rank_imbalance").weight < BAR
+        evened = next(s for s in found.scenarios if s.change.startswith("all 4 ranks as fast"))
+        assert evened.seconds > 0.9 * found.epoch_s
 
 
 def test_a_probe_and_a_cold_cache_are_weighed(read):

@@ -16,7 +16,8 @@ def sentence(
     if state == "cause":
         first = named[0]
         advice = str(first.detail.get("advice") or "")
-        return f"{_upper(first.title)}. {advice}.".replace("..", ".") if advice else f"{_upper(first.title)}."
+        title = f"{_upper(first.title).removesuffix('.')}."
+        return f"{title} {advice.removesuffix('.')}." if advice else title
     if state == "not_enough":
         so_far = _seen_so_far(seen)
         return f"Not enough observations to say what holds this run back{so_far}. Missing: {'; '.join(lacking)}."

@@ -1,5 +1,8 @@
 """Who takes the cores: this run's own processes, its quota, or others on the machine."""
 
+from collections.abc import Sequence
+from statistics import median
+
 from kfp_gate.diagnosis.measured.observations import Observations, RankSeen
 from kfp_gate.diagnosis.measured.quantities import Unknown, known
 from kfp_gate.diagnosis.measured.steady import DATA
@@ -20,6 +23,26 @@ def wait_of(rank: RankSeen) -> float:
         return host
     # The device's clock stands in `data` from the end of what was queued to the next batch: then it starves.
     return min(host, rank.device.get(DATA, host))
+
+
+def loader_lag(late: RankSeen, others: Sequence[RankSeen]) -> float | None:
+    """Seconds a step by which a rank's loader processes are slower than the others'; None: it has none, or unknown.
+
+    Of ranks whose loaders are equally slow some rank is last, by chance and for long: while the others wait for it in
+    backward their loaders get ahead, and they hardly wait for images any more. What a batch takes tells, no wait does.
+    """
+    paces = [_loader_pace(r) for r in (late, *others)]
+    known_ones = [p for p in paces if p is not None]
+    if not others or len(known_ones) < len(paces):
+        return None
+    return max(0.0, known_ones[0] - median(known_ones[1:]))
+
+
+def _loader_pace(rank: RankSeen) -> float | None:
+    """Seconds that the loader processes of a rank together need for a batch."""
+    if not rank.workers or isinstance(rank.loading, Unknown):
+        return None
+    return rank.loading.wall / rank.workers
 
 
 def cores_used(seen: Observations) -> float | None:

@@ -9,7 +9,7 @@ device has nothing left to do: the host may wait for images while earlier steps 
 import math
 from dataclasses import dataclass
 
-from kfp_gate.diagnosis.hypotheses.crowding import READING, crowding, wait_of
+from kfp_gate.diagnosis.hypotheses.crowding import READING, crowding, loader_lag, wait_of
 from kfp_gate.diagnosis.measured.observations import Loading, Observations, RankSeen
 from kfp_gate.diagnosis.measured.quantities import Unknown
 
@@ -86,7 +86,11 @@ def feeding(seen: Observations) -> Feeding | None:
     if not seen.ranks:
         return None
     rank = sorted(seen.ranks, key=wait_of)[(len(seen.ranks) - 1) // 2]
-    return Feeding(rank, wait_of(rank), rank.workers, rank.loading, crowding(seen, rank))
+    late = max(seen.ranks, key=wait_of)
+    behind = loader_lag(late, [r for r in seen.ranks if r is not late])
+    # What the last rank waits for a loader that is no slower than the others' is the wait of all.
+    wait = wait_of(rank) if behind is None else max(wait_of(rank), wait_of(late) - behind)
+    return Feeding(rank, wait, rank.workers, rank.loading, crowding(seen, rank))
 
 
 @dataclass(frozen=True)

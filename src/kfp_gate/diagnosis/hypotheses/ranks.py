@@ -9,6 +9,7 @@ from statistics import median
 
 from kfp_gate.diagnosis.amounts import duration, share
 from kfp_gate.diagnosis.findings import Finding, Unjudged
+from kfp_gate.diagnosis.hypotheses.crowding import loader_lag
 from kfp_gate.diagnosis.measured.observations import Observations, RankSeen
 from kfp_gate.diagnosis.measured.steady import DATA, TRANSFER
 
@@ -36,6 +37,10 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
     others = [r for r in seen.ranks if r is not late]
     usual = median(took(r, *BEFORE) for r in others)
     ahead = took(late, *BEFORE) - usual
+    behind = loader_lag(late, others)
+    if behind is not None:
+        # The others would wait for images as well, were it not for this rank: only what its loader is slower by is its.
+        ahead -= max(0.0, took(late, DATA) - median(took(r, DATA) for r in others) - behind)
     wait = median(took(r, *MEETING) for r in others) - took(late, *MEETING)
     # Both sides must agree: it comes later, and the others stand about as long.
     held = max(0.0, min(ahead, wait))
@@ -55,6 +60,8 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
             f"rank {late.rank} needs {duration(took(late, *BEFORE))} before backward, the others {duration(usual)}",
             f"most of it is {NAMES[phase]}: {duration(mine)} against {duration(theirs)}",
         ]
+    if behind is not None and wait > 0 and ahead < wait / 2:
+        against.append("the others' loader processes take as long for a batch: without this rank another would be last")
     if wait < ahead / 2:
         against.append(f"the others' backward is only {duration(max(0.0, wait))} longer")
     if late.node and len({r.node for r in seen.ranks}) > 1:

@@ -59,9 +59,13 @@ class Ranks:
         return _largest(after) + self.straggling
 
     def evened(self) -> Floats:
-        """(B,) seconds of a step if every rank had no more work than the one with the least."""
-        least: Floats = np.min([p.own for p in self.paces], axis=0) + self.straggling
-        return least
+        """(B,) seconds of a step if every rank had no more work than the one with the least.
+
+        A rank that waits for others has its images ready: what its loader needs for them counts, not what it waits.
+        """
+        least = np.min([np.maximum(p.own, p.loading) for p in self.paces], axis=0) + self.straggling
+        evened: Floats = np.minimum(least, self.step())
+        return evened
 
     def computing(self, pace: Pace, share: float, busy: float | None) -> Floats | None:
         """(B,) seconds a step that less work of forward, loss and backward saves; None: unknown."""

@@ -73,6 +73,14 @@ class Pace:
         )  # fmt: skip
 
     @property
+    def loading(self) -> Floats:
+        """(B,) seconds that the loader processes together need for a batch; zeros without any, or if unknown."""
+        if not self.workers or not self.parts:
+            return np.zeros_like(self.wait)
+        needed: Floats = np.sum(list(self.parts.values()), axis=0) / self.workers
+        return needed
+
+    @property
     def _ahead(self) -> int:
         return self.draws.of_rank.prefetch or USUAL_PREFETCH
 
