@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import yaml
+from observing.replay import write_timeline
 
 from images.conftest import ROOT, rewrite
 from images.workshop import Workshop, open_workshop, registry, serving
@@ -31,7 +32,9 @@ from kfp_gate.images.requirements import Project, read_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-CPU_IMAGES = ("split-dataset", "launch-training", "judge-evaluation", "register-model", "record-outcome")
+CPU_IMAGES = (
+    "split-dataset", "launch-training", "judge-evaluation", "register-model", "record-outcome", "diagnose-training",
+)  # fmt: skip
 LARGEST = 1000
 """Bytes above the base, in MB: pyarrow and mlflow-skinny are most of it; torch would be thousands."""
 
@@ -108,13 +111,13 @@ def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def run_step(
     workshop: Workshop, tag: str, component: str, parameters: dict, artifacts: dict[str, Path], out: Path,
-    volumes: list[str], **environment: str,
+    volumes: list[str], pipeline: str = "gate", **environment: str,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run a component in its image by the command and the source that stand in the compiled pipeline.
 
     Parameters that are not given take the compiled pipeline's defaults; every output gets a place in `out`.
     """
-    spec = next(yaml.safe_load_all((ROOT / "compiled" / "gate.yaml").read_text()))
+    spec = next(yaml.safe_load_all((ROOT / "compiled" / f"{pipeline}.yaml").read_text()))
     name = component.replace("_", "-")
     container = spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]
     types = spec["components"][f"comp-{name}"]
@@ -290,6 +293,20 @@ def test_launch_training_says_what_it_lacks_outside_a_cluster(workshop, tags, tm
     assert done.returncode in (1, 2), done.stdout + done.stderr
     assert "next step:" in done.stdout + done.stderr
     assert "ModuleNotFoundError" not in done.stdout + done.stderr
+
+
+def test_diagnose_training_runs_in_its_image(workshop, tags, tmp_path):
+    record = tmp_path / "record"
+    record.mkdir()
+    write_timeline("healthy", record / "timeline.jsonl")
+    done = run_step(
+        workshop, tags["diagnose-training"], "diagnose_training", {}, {"record": record}, tmp_path / "out",
+        [f"{tmp_path}:{tmp_path}:ro"], pipeline="diagnose",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "out" / "diagnosis").read_text())
+    assert found["state"] == "not_enough" and found["answer"] in done.stdout, "a timeline without steps"
+    assert "<html" in (tmp_path / "out" / "report").read_text()
 
 
 def test_build_push_record_compile_is_one_chain(built, checkout, tmp_path):
