@@ -363,6 +363,9 @@ def test_too_few_steps_are_said_and_nothing_is_guessed(read):
     assert found.state == "not_enough" and found.findings == ()
     assert "only 4 of the 10" in found.answer
     check_whole(found)
+    failure = {"kind": "failure", "failure": "broken", "message": "'lr0' is an invalid value", "phase": "train"}
+    failed = diagnose(read(CPU.but(steps=4, epochs=1, extra=[failure], ended=False)))
+    assert "before the run failed" in failed.answer and "the run failed: rank 0" in failed.notes[0]
 
 
 def test_a_wait_of_unknown_cause_is_not_health(read, tmp_path):

@@ -101,7 +101,9 @@ def _unexplained(seen: Observations, judged: tuple[Finding | Unjudged, ...]) -> 
 
 
 def _few(seen: Observations) -> str:
-    steps = sum(r.steps for r in seen.ranks[:1])
+    steps, run = sum(r.steps for r in seen.ranks[:1]), seen.run
+    failed = any(line["kind"] == "failure" for rank in run.ranks for line in run.last_attempt(rank))
+    then = " before the run failed (how, is in the notes)" if failed else " yet" if run.running else ""
     if not steps:
-        return "steps after the warm-up: none was recorded" + (" yet" if seen.run.running else "")
-    return f"steps after the warm-up: only {steps} of the {ENOUGH_STEPS} that an answer needs"
+        return f"steps after the warm-up: none was recorded{then}"
+    return f"steps after the warm-up: only {steps} of the {ENOUGH_STEPS} that an answer needs{then}"
