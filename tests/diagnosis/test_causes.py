@@ -58,6 +58,9 @@ PLANTED = {
     "a loop, gpu": ("preparation_cpu", GPU.but(workers=2).with_parts(transform_TargetMaps=(1.0, 1.0))),
     "a transform that waits": ("preparation_cpu", WORKERS.with_parts(transform_Lookup=(1.0, 0.01))),
     "all of preparation, cores full": ("preparation_cpu", GPU.but(workers=2, cores=3, parts=HEAVY)),
+    "all of preparation, one core left": ("preparation_cpu", GPU.but(workers=4, cores=6, parts={
+        k: (w * 30, c * 30) for k, (w, c) in PARTS.items()
+    })),
     "one worker": ("too_few_workers", GPU.but(workers=1, parts=HEAVY)),
     "no worker": ("too_few_workers", GPU.but(workers=0)),
     "quota, no workers": ("cpu_quota", CPU.but(quota=0.5, throttled=0.5, stretch=2.0)),
@@ -215,6 +218,17 @@ def test_ranks_that_are_all_starved_do_not_blame_the_one_that_is_last(read):
         assert judged(found, "rank_imbalance").weight < BAR
         evened = next(s for s in found.scenarios if s.change.startswith("all 4 ranks as fast"))
         assert evened.seconds > 0.9 * found.epoch_s
+
+
+def test_a_host_that_gets_ahead_while_it_waits_is_no_faster(read):
+    """Two ranks that launch equally slowly: the one that waits in backward has its next forward queued by then."""
+    queued = {**LAUNCHES, "forward": 0.05}
+    run = read(GPU.but(ranks=2, device=queued, step=queued, main_cpu=1.0))
+    for line in run.lines("window", 1):
+        hidden = 0.035 * line["steps"]
+        line["device"]["forward"] -= hidden
+        line["device"]["backward"] += hidden
+    assert judged(diagnose(run), "rank_imbalance").weight < 0.05
 
 
 def test_a_probe_and_a_cold_cache_are_weighed(read):

@@ -165,9 +165,12 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
     idle = idle_cores(seen)
     # Each rank of the node would add as many.
     own_idle = idle / seen.ranks_on_node if idle is not None else None
-    spare = own_idle is not None and wanted(fed, loading, own_idle).possible > (fed.workers or 0)
-    # Where cores are free, ordinary preparation is no fault of its own: it lacks processes. What stands out is.
-    seconds = fed.saved(stands_out if spare else whole)
+    possible = wanted(fed, loading, own_idle).possible if own_idle is not None else 0
+    spare = possible > (fed.workers or 0)
+    # Where cores are free, ordinary preparation is no fault of its own: it lacks processes. What stands out is, and
+    # what as many processes as there are cores for could not keep up with.
+    left = min(fed.wait, max(0.0, whole / possible - fed.rest)) if spare else 0.0
+    seconds = max(fed.saved(stands_out), left) if spare else fed.saved(whole)
     # What loader processes keep the step's own thread off its core, too, unless fewer of them would end it.
     taken = _taken(seen, fed)
     weight = seen.share(seconds + taken)
@@ -199,7 +202,7 @@ def _preparation(seen: Observations, fed: Feeding, loading: Loading) -> Finding:
         evidence.append(f"the busiest loader process uses {cores(top)}: it cannot use more")
     functions = _functions(seen, name)
     evidence += functions
-    if spare and idle is not None and stands_out < whole / 2 and fed.wait > 0:
+    if spare and idle is not None and stands_out < whole / 2 and fed.wait > 0 and left <= 0:
         against.append(f"no part stands out, and {number(idle)} cores are idle: more loader processes come first")
     evidence += _probed(seen)[0]
     against += _bound(seen, fed, whole)

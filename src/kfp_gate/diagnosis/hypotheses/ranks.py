@@ -35,8 +35,8 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
     took = _clock(seen)
     late = max(seen.ranks, key=lambda r: took(r, *BEFORE))
     others = [r for r in seen.ranks if r is not late]
-    usual = median(took(r, *BEFORE) for r in others)
-    ahead = took(late, *BEFORE) - usual
+    usual = median(_work(r, took, *BEFORE) for r in others)
+    ahead = _work(late, took, *BEFORE) - usual
     behind = loader_lag(late, others)
     if behind is not None:
         # The others would wait for images as well, were it not for this rank: only what its loader is slower by is its.
@@ -45,8 +45,8 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
     # Both sides must agree: it comes later, and the others stand about as long.
     held = max(0.0, min(ahead, wait))
     weight = seen.share(held)
-    phase = max(BEFORE, key=lambda p: took(late, p) - median(took(r, p) for r in others))
-    mine, theirs = took(late, phase), median(took(r, phase) for r in others)
+    phase = max(BEFORE, key=lambda p: _work(late, took, p) - median(_work(r, took, p) for r in others))
+    mine, theirs = _work(late, took, phase), median(_work(r, took, phase) for r in others)
     waiting = sorted(r.rank for r in others if took(r, *MEETING) - took(late, *MEETING) > held / 2) or [
         r.rank for r in others
     ]
@@ -57,7 +57,8 @@ def judge(seen: Observations) -> list[Finding | Unjudged]:
     if held > 0:
         evidence += [
             f"{who} {verb} {duration(max(0.0, wait))} a step in backward for rank {late.rank}",
-            f"rank {late.rank} needs {duration(took(late, *BEFORE))} before backward, the others {duration(usual)}",
+            f"rank {late.rank} needs {duration(_work(late, took, *BEFORE))} before backward, the others "
+            f"{duration(usual)}",
             f"most of it is {NAMES[phase]}: {duration(mine)} against {duration(theirs)}",
         ]
     if behind is not None and wait > 0 and ahead < wait / 2:
@@ -97,6 +98,15 @@ def _clock(seen: Observations) -> Callable[..., float]:
     if any(r.device is None for r in seen.ranks):
         return lambda rank, *phases: rank.phase(*phases)
     return lambda rank, *phases: sum((rank.device or {}).get(p, 0.0) for p in phases)
+
+
+def _work(rank: RankSeen, took: Callable[..., float], *phases: str) -> float:
+    """As `took`, but of forward no less than the host needs to queue it.
+
+    While a device waits for other ranks its host gets ahead, and what was queued meanwhile is done the faster: of ranks
+    whose hosts are equally slow the one that is last would look slow.
+    """
+    return sum(max(took(rank, p), rank.phase(p)) if p == "forward" else took(rank, p) for p in phases)
 
 
 def _why(late: RankSeen, phase: str) -> str:
