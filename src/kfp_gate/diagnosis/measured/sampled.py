@@ -1,8 +1,9 @@
 """What the sampler said during the steady steps: rates, shares, and the GPU's readings."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from kfp_gate.diagnosis.measured.observations import GpuReadings
 from kfp_gate.diagnosis.measured.quantities import Measured, Unknown, Value, known, mean
@@ -19,7 +20,9 @@ TOO_FAR = 30.0
 
 def step_samples(lines: Sequence[Line], windows: Sequence[Line]) -> list[Line]:
     """Samples of the steps, without those of the warm-up, the prepared input and the profile window."""
-    apart = _apart(lines)
+    apart = sorted(_apart(lines))
+    begins = [a for a, _ in apart]
+    ends = list(accumulate((b for _, b in apart), max))
     begun = min((w["mono"] for w in windows if w.get("mono") is not None), default=None)
     length = sum((windows[0].get("seconds") or {}).values()) if windows else 0.0
     found = []
@@ -29,7 +32,7 @@ def step_samples(lines: Sequence[Line], windows: Sequence[Line]) -> list[Line]:
         mono = line.get("mono")
         if begun is not None and mono is not None and mono < begun - length:
             continue
-        if mono is not None and any(a <= mono <= b for a, b in apart):
+        if mono is not None and (before := bisect_right(begins, mono)) and mono <= ends[before - 1]:
             continue
         found.append(line)
     return found
