@@ -86,7 +86,7 @@ def make_diagnose(options: CompileOptions = CompileOptions()):
         configure(probe, "launch_training", options, cpu="1", memory="4Gi")
         launches(probe, options)
         found = diagnose_training(record=probe.outputs["record"], **tracking)
-        configure(found, "diagnose_training", options, cpu="1", memory="4Gi")
+        configure(found, "diagnose_training", options, cpu="1", memory="8Gi")
 
     return diagnose
 
