@@ -128,11 +128,17 @@ def test_memory_error_halves_the_batch(caplog: pytest.LogCaptureFixture) -> None
 @pytest.mark.parametrize(
     ("change", "part"),
     [({"image_size": 100}, "image_size"), ({"batch": 0}, "batch"), ({"confidence_floor": float("nan")}, "confidence"),
-     ({"nms_iou": 0.0}, "nms_iou"), ({"max_detections": 0}, "max_detections")],
+     ({"nms_iou": 0.0}, "nms_iou"), ({"max_detections": 0}, "max_detections"), ({"image_size": "64"}, "image_size"),
+     ({"batch": None}, "batch"), ({"batch": 2.5}, "batch"), ({"half": "no"}, "half"), ({"device": 0}, "device"),
+     ({"nms_seconds": float("nan")}, "nms_seconds")],
 )  # fmt: skip
 def test_settings_are_checked(change: dict, part: str) -> None:
     with pytest.raises(InvalidInput, match=part):
         PredictSettings(**change)
+
+
+def test_whole_numbers_that_went_through_json_are_whole_again() -> None:
+    assert repr(PredictSettings(image_size=64.0, batch=16.0)) == repr(PredictSettings(image_size=64, batch=16))
 
 
 @pytest.mark.parametrize("change", [{"device": "cuda:9"}, {"device": "tpu"}, {"half": True, "device": "cpu"}])

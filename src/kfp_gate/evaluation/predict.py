@@ -9,6 +9,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +50,32 @@ class PredictSettings:
     nms_seconds: float = 60.0
 
     def __post_init__(self) -> None:
+        def whole(value: Any) -> bool:
+            return real(value) and float(value).is_integer()
+
+        def real(value: Any) -> bool:
+            return isinstance(value, Real) and not isinstance(value, bool)
+
         # Each check is written so that NaN fails it.
-        rules = {
-            "image_size": (self.image_size >= 32 and self.image_size % 32 == 0, "a multiple of 32"),
-            "batch": (self.batch >= 1, "at least 1"),
-            "confidence_floor": (0.0 <= self.confidence_floor < 1.0, "from 0 to below 1"),
-            "nms_iou": (0.0 < self.nms_iou <= 1.0, "above 0, at most 1"),
-            "max_detections": (self.max_detections >= 1, "at least 1"),
+        rules: dict[str, tuple[Callable[[Any], bool], str]] = {
+            "image_size": (lambda v: whole(v) and v >= 32 and v % 32 == 0, "a multiple of 32"),
+            "batch": (lambda v: whole(v) and v >= 1, "a whole number, at least 1"),
+            "confidence_floor": (lambda v: real(v) and 0.0 <= v < 1.0, "from 0 to below 1"),
+            "nms_iou": (lambda v: real(v) and 0.0 < v <= 1.0, "above 0, at most 1"),
+            "max_detections": (lambda v: whole(v) and v >= 1, "a whole number, at least 1"),
+            "half": (lambda v: isinstance(v, bool), "True or False"),
+            "device": (lambda v: isinstance(v, str), "'auto', 'cpu', 'cuda' or 'cuda:N'"),
+            "nms_seconds": (lambda v: real(v) and v > 0, "seconds above 0"),
         }
         for name, (holds, expected) in rules.items():
-            if not holds:
+            value = getattr(self, name)
+            if not holds(value):
                 raise InvalidInput(
-                    f"{name}={getattr(self, name)!r}", expected=expected, where="prediction settings",
-                    next_step=f"change {name}",
+                    f"{name}={value!r}", expected=expected, where="prediction settings", next_step=f"change {name}",
                 )  # fmt: skip
+        for name in ("image_size", "batch", "max_detections"):
+            # Whole numbers that went through JSON may come as 16.0.
+            object.__setattr__(self, name, int(getattr(self, name)))
 
 
 @dataclass(frozen=True)
