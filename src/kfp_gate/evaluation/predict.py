@@ -65,7 +65,7 @@ class PredictSettings:
             "max_detections": (lambda v: whole(v) and v >= 1, "a whole number, at least 1"),
             "half": (lambda v: isinstance(v, bool), "True or False"),
             "device": (lambda v: isinstance(v, str), "'auto', 'cpu', 'cuda' or 'cuda:N'"),
-            "nms_seconds": (lambda v: real(v) and v > 0, "seconds above 0"),
+            "nms_seconds": (lambda v: real(v) and v >= 0, "seconds, at least 0"),
         }
         for name, (holds, expected) in rules.items():
             value = getattr(self, name)
