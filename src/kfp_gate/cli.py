@@ -18,7 +18,10 @@ from kfp_gate.commands import cluster, data, diagnosis, gate, images, registry
 from kfp_gate.errors import InvalidInput, KfpGateError
 from kfp_gate.running import local as local_run
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="Split detection data without leaks, train on many ranks, judge per class, register only what passed.",
+)  # fmt: skip
 
 for commands in (data, gate, registry, cluster, diagnosis):
     app.add_typer(commands.app)
