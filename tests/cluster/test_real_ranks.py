@@ -66,13 +66,18 @@ def test_launch_training_is_the_same_for_every_backend(cluster, tmp_path, monkey
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     train, val = dsl.Dataset(uri=str(scene.train)), dsl.Dataset(uri=str(scene.val))
     model, training = dsl.Model(uri=str(tmp_path / "model")), dsl.HTML(uri=str(tmp_path / "training.html"))
+    record = dsl.Artifact(uri=str(tmp_path / "record"))
     launch_training.python_func(
-        train=train, val=val, model=model, training=training, base_model=SCALED, epochs=1, image_size=64, batch=4,
-        backend=backend, nodes=2, namespace="ns1", checkpoint_uri=str(tmp_path / "checkpoints"),
+        train=train, val=val, model=model, training=training, record=record, base_model=SCALED, epochs=1,
+        image_size=64, batch=4, backend=backend, nodes=2, namespace="ns1", checkpoint_uri=str(tmp_path / "checkpoints"),
     )  # fmt: skip
     card = json.loads((tmp_path / "model" / "model.json").read_text())
     assert card["classes"] == list(scene.classes)
     assert (tmp_path / "model" / "model.pt").is_file()
+    # What diagnose_training reads came with it, of both ranks, from wherever they ran.
+    assert {f.name for f in (tmp_path / "record").glob("*.json*")} == {
+        "record.json", "timeline.jsonl", "timeline-rank1.jsonl",
+    }  # fmt: skip
     if backend == "trainjob":
         (job,) = cluster.store.all(TRAINJOB, "ns1")
         spec = json.loads(next(e["value"] for e in job["spec"]["trainer"]["env"] if e["name"] == "KFP_GATE_SPEC"))
