@@ -7,6 +7,8 @@ sees all cores of its node and is still held to its quota.
 import os
 from pathlib import Path
 
+from kfp_gate.observing.kernel_files import read_text
+
 
 def usable_cores() -> int:
     """Cores that this process may run on."""
@@ -16,7 +18,7 @@ def usable_cores() -> int:
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Cores' worth of CPU time that the tightest quota on the way up allows; None if there is none or none is told."""
     found = []
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0":
             mounts = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
@@ -35,22 +37,15 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def _version_2(folder: Path) -> float | None:
-    parts = (_text(folder / "cpu.max") or "").split()
+    parts = (read_text(folder / "cpu.max") or "").split()
     if len(parts) != 2 or not all(p.isdigit() for p in parts) or int(parts[1]) == 0:
         return None
     return int(parts[0]) / int(parts[1])
 
 
 def _version_1(folder: Path) -> float | None:
-    quota, period = (_text(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
+    quota, period = (read_text(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
     try:
         return int(quota) / int(period) if int(quota) > 0 and int(period) > 0 else None
     except ValueError:
-        return None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
         return None

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kfp_gate.observing.kernel_files import read_text
 from kfp_gate.observing.processes import Children
 
 UNLIMITED = 1 << 60
@@ -93,7 +94,7 @@ def find_control_group(root: Path = Path("/"), pid: int | str = "self") -> Contr
         None where there is no memory controller. Machines that mount version 2 only beside version 1 ("unified")
         have their memory controller in version 1.
     """
-    text = _text(root / f"proc/{pid}/cgroup")
+    text = read_text(root / f"proc/{pid}/cgroup")
     if text is None:
         return None
     paths = {}
@@ -130,13 +131,13 @@ def read_memory(
         pss: read proportional sets and `family_anon` too: some 10 ms for each GiB that is mapped, and it waits for a
             process that holds its memory map.
     """
-    status = _fields(_text(root / f"proc/{pid}/status"), unit=1024)
+    status = _fields(read_text(root / f"proc/{pid}/status"), unit=1024)
     values: dict[str, int | None] = {
         "rss": status.get("VmRSS:"), "peak": status.get("VmHWM:"), "process_anon": status.get("RssAnon:"),
     }  # fmt: skip
     below = Children(os.getpid() if pid == "self" else int(pid), root=root).look() if children else None
     if below is not None:
-        told = [_fields(_text(root / f"proc/{child}/status"), unit=1024) for child in below]
+        told = [_fields(read_text(root / f"proc/{child}/status"), unit=1024) for child in below]
         # One that has ended has no such line.
         alive = [t for t in told if "VmRSS:" in t]
         values |= {"children": sum(t["VmRSS:"] for t in alive), "children_count": len(below)}
@@ -191,8 +192,8 @@ def size(value: int | None) -> str:
 
 
 def _version_2(folder: Path) -> dict[str, int | None]:
-    stat = _fields(_text(folder / "memory.stat"))
-    events = _fields(_text(folder / "memory.events"))
+    stat = _fields(read_text(folder / "memory.stat"))
+    events = _fields(read_text(folder / "memory.events"))
     return {
         "cgroup": _number(folder / "memory.current"), "limit": _limit(folder, "memory.max"),
         "cgroup_peak": _number(folder / "memory.peak"), "anon": stat.get("anon"), "file": stat.get("file"),
@@ -201,8 +202,8 @@ def _version_2(folder: Path) -> dict[str, int | None]:
 
 
 def _version_1(folder: Path) -> dict[str, int | None]:
-    stat = _fields(_text(folder / "memory.stat"))
-    control = _fields(_text(folder / "memory.oom_control"))
+    stat = _fields(read_text(folder / "memory.stat"))
+    control = _fields(read_text(folder / "memory.oom_control"))
     return {
         "cgroup": _number(folder / "memory.usage_in_bytes"), "limit": _limit(folder, "memory.limit_in_bytes"),
         "cgroup_peak": _number(folder / "memory.max_usage_in_bytes"), "anon": stat.get("total_rss", stat.get("rss")),
@@ -244,7 +245,7 @@ def _shares(root: Path, pids: Sequence[int | str] | None) -> dict[str, int | Non
         try:
             text = (root / f"proc/{pid}/smaps_rollup").read_text(encoding="utf-8", errors="replace")
         except OSError:
-            if "VmRSS:" in _fields(_text(root / f"proc/{pid}/status")):
+            if "VmRSS:" in _fields(read_text(root / f"proc/{pid}/status")):
                 return dict.fromkeys(keys)
             continue
         found = _fields(text, unit=1024)
@@ -264,12 +265,5 @@ def _fields(text: str | None, *, unit: int = 1) -> dict[str, int]:
 
 
 def _number(path: Path) -> int | None:
-    text = (_text(path) or "").strip()
+    text = (read_text(path) or "").strip()
     return int(text) if text.isdigit() else None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None

@@ -7,6 +7,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from kfp_gate.observing.kernel_files import read_text
 from kfp_gate.observing.memory import ControlGroup
 
 DISK_FILES = (
@@ -38,7 +39,7 @@ def read_disk(group: ControlGroup | None, *, root: Path = Path("/")) -> tuple[in
         return None
     devices: dict[str, list[int]] = {}
     if group.version == 2:
-        text = _text(group.folder / "io.stat")
+        text = read_text(group.folder / "io.stat")
         if text is None:
             return None
         for line in text.splitlines():
@@ -47,7 +48,9 @@ def read_disk(group: ControlGroup | None, *, root: Path = Path("/")) -> tuple[in
             if values.get("rbytes", "").isdigit() and values.get("wbytes", "").isdigit():
                 devices[device] = [int(values["rbytes"]), int(values["wbytes"])]
     else:
-        text = next((t for f in _folders_1("blkio", root) for n in DISK_FILES if (t := _text(f / n)) is not None), None)
+        text = next(
+            (t for f in _folders_1("blkio", root) for n in DISK_FILES if (t := read_text(f / n)) is not None), None
+        )
         if text is None:
             return None
         for line in text.splitlines():
@@ -87,7 +90,7 @@ def _cpu_folders(group: ControlGroup | None, root: Path) -> Iterator[Path]:
 
 def _folders_1(controller: str, root: Path) -> Iterator[Path]:
     """Where a controller of version 1 may lie: first this process's own group, then what the mount shows."""
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controller in controllers.split(","):
             for mount in dict.fromkeys((controllers, controller, "cpu,cpuacct")):
@@ -105,7 +108,7 @@ def _is_stacked(device: Path) -> bool:
 
 
 def _some(path: Path) -> float | None:
-    for line in (_text(path) or "").splitlines():
+    for line in (read_text(path) or "").splitlines():
         if line.startswith("some"):
             for part in line.split():
                 if part.startswith("avg10="):
@@ -115,15 +118,8 @@ def _some(path: Path) -> float | None:
 
 def _pairs(path: Path) -> dict[str, float]:
     found = {}
-    for line in (_text(path) or "").splitlines():
+    for line in (read_text(path) or "").splitlines():
         parts = line.split()
         if len(parts) == 2 and parts[1].isdigit():
             found[parts[0]] = float(parts[1])
     return found
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None

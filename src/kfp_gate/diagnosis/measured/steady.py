@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kfp_gate.diagnosis.reading import shapes
 from kfp_gate.diagnosis.reading.runs import Line, Run
 
 Floats = NDArray[np.float64]
@@ -102,10 +103,9 @@ class Epochs:
 
 
 def number(value: Any) -> float | None:
-    """A finite number that is not negative, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+    """A finite number that is not negative, as a float; else None."""
+    found = shapes.number(value)
+    return None if found is None else float(found)
 
 
 def seconds_of(value: Any) -> dict[str, float] | None:
